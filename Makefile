@@ -1,0 +1,54 @@
+# Strandline. `make` alone lists the targets.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+# A virtual environment that happens to be active must not leak into ours.
+unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
+
+# Arguments for the tools: `make test ARGS="-k kill"`, `make bench ARGS="value-state --rows 1000000 --keys 100000"`.
+ARGS ?=
+# Folders with Python code; those that do not exist are left out.
+CODE := $(wildcard src tests bench examples scripts)
+
+.PHONY: help setup demo test lint format typecheck bench docs clean lock
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: ## Java, .venv and the locked dependencies; quick when there is nothing to do
+	@bash scripts/setup.sh
+
+demo: setup ## count a click stream, kill a slot in the middle, check the result
+	@$(BIN)/strandline demo $(ARGS)
+
+test: setup ## every check: lint, format, types, tests
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy --strict src
+	$(BIN)/pytest -q $(ARGS)
+
+lint: setup ## ruff's rules
+	$(BIN)/ruff check $(CODE)
+
+format: setup ## format the code and sort its imports
+	$(BIN)/ruff check --fix --fix-only --quiet $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+typecheck: setup ## mypy --strict
+	$(BIN)/mypy --strict src
+
+bench: setup ## measure, e.g. ARGS="value-state --rows 1000000 --keys 100000"
+	@$(BIN)/strandline bench $(ARGS)
+
+docs: setup ## check that the links between the pages of the documentation lead somewhere
+	@$(BIN)/python scripts/check_docs.py
+
+clean: ## remove caches and build output; keeps .venv
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf src/*.egg-info
+
+lock: ## write requirements.lock anew from pyproject.toml (ARGS=--upgrade for newer versions)
+	@bash scripts/lock.sh $(ARGS)

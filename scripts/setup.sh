@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Puts a complete development environment into .venv. Does nothing when the lock file and pyproject.toml are the ones
+# that the environment was made from.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root="$(pwd -P)"
+
+good_python='import sys; sys.exit(sys.version_info < (3, 11))'
+
+# A virtual environment that happens to be active must neither be used nor changed.
+unset VIRTUAL_ENV PYTHONHOME PYTHONPATH
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3 python; do
+        if "$candidate" -c "$good_python" >/dev/null 2>&1; then
+            # the interpreter below an active virtual environment
+            "$candidate" -c 'import sys; print(getattr(sys, "_base_executable", None) or sys.executable)'
+            return
+        fi
+    done
+    echo "Python 3.11 or newer is missing; install it, or name one: make setup PYTHON=/path/to/python3.11" >&2
+    return 1
+}
+
+fingerprint() {
+    # the folder is part of it: a moved environment holds wrong paths
+    { echo "$root"; cat requirements.lock pyproject.toml scripts/setup.sh; } | cksum
+}
+
+bash scripts/check_java.sh
+
+stamp=.venv/.strandline-setup
+if [[ -f "$stamp" && "$(cat "$stamp")" == "$(fingerprint)" ]] && .venv/bin/python -c "$good_python" 2>/dev/null; then
+    exit 0
+fi
+
+python="$(find_python)"
+echo "setting up .venv with $("$python" --version)" >&2
+rm -f "$stamp"
+# keep an environment that can be brought up to date, replace one that is broken or was moved here
+good_environment='import os, pip, sys; sys.exit(sys.version_info < (3, 11) or os.path.realpath(sys.prefix) != sys.argv[1])'
+if ! .venv/bin/python -c "$good_environment" "$root/.venv" 2>/dev/null; then
+    rm -rf .venv
+    "$python" -m venv .venv
+fi
+
+install() {
+    .venv/bin/python -m pip --disable-pip-version-check install --quiet "$@"
+}
+
+# The build tools first: PySpark comes as source only, and an isolated build would fetch build tools that nobody pinned.
+build_tools="$(mktemp)"
+trap 'rm -f "$build_tools"' EXIT
+awk '/^[A-Za-z0-9]/ { wanted = /^(pip|setuptools|wheel|packaging)==/ } wanted' requirements.lock >"$build_tools"
+install --require-hashes --no-deps -r "$build_tools"
+install --require-hashes --no-build-isolation -r requirements.lock
+install --no-deps --no-build-isolation -e .
+fingerprint >"$stamp"

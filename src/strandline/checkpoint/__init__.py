@@ -1,0 +1,58 @@
+"""Pure decisions about checkpoints: handed facts (who acknowledged what, what time it is), they return decisions.
+
+No I/O, no threads, no clock, no randomness. `runtime/` and the tools may import this; it imports only the errors.
+"""
+
+from __future__ import annotations
+
+from strandline.checkpoint.batch import BatchProtocol, Prepared, Round
+from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
+from strandline.checkpoint.decisions import AckDecision, CompletionDecision, CompletionPlan, FailDecision
+from strandline.checkpoint.log import Completed, JobLog, Takeover, Verdict, judge_conflict
+from strandline.checkpoint.metadata import (
+    CheckpointMetadata,
+    FileHandle,
+    SinkFile,
+    SourcePosition,
+    StateFile,
+    SubtaskState,
+)
+from strandline.checkpoint.pending import PendingCheckpoint, SubtaskAck
+from strandline.checkpoint.registry import Registration, SharedKey, SharedStateRegistry
+from strandline.checkpoint.restore import ListedSinkFile, SinkRecovery, check_compatible, plan_restore
+from strandline.checkpoint.stats import CheckpointHistory, CheckpointStats, SubtaskStats
+
+__all__ = [
+    "AckDecision",
+    "BatchProtocol",
+    "CheckpointCoordinator",
+    "CheckpointHistory",
+    "CheckpointMetadata",
+    "CheckpointStats",
+    "Completed",
+    "CompletionDecision",
+    "CompletionPlan",
+    "FailDecision",
+    "FileHandle",
+    "JobLog",
+    "JobShape",
+    "ListedSinkFile",
+    "PendingCheckpoint",
+    "Prepared",
+    "Registration",
+    "Round",
+    "SharedKey",
+    "SharedStateRegistry",
+    "SinkFile",
+    "SinkRecovery",
+    "SourcePosition",
+    "StateFile",
+    "SubtaskAck",
+    "SubtaskState",
+    "SubtaskStats",
+    "Takeover",
+    "Verdict",
+    "check_compatible",
+    "judge_conflict",
+    "plan_restore",
+]

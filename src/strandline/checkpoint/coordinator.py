@@ -1,0 +1,425 @@
+"""When a checkpoint is triggered, what its acknowledgements add up to, and what may be deleted after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+import msgspec
+
+from strandline.checkpoint.decisions import AckDecision, CompletionDecision, CompletionPlan, FailDecision
+from strandline.checkpoint.metadata import (
+    CheckpointMetadata,
+    FileHandle,
+    Kind,
+    SinkFile,
+    SourcePosition,
+    SubtaskState,
+    file_key,
+    uploaded_files,
+)
+from strandline.checkpoint.pending import PendingCheckpoint, Subtask, SubtaskAck
+from strandline.checkpoint.registry import SharedKey, SharedStateRegistry
+from strandline.checkpoint.retention import retain
+from strandline.checkpoint.schedule import TriggerSchedule
+from strandline.checkpoint.stats import CheckpointHistory, CheckpointStats, checkpoint_stats
+from strandline.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class JobShape:
+    """What a checkpoint's metadata says about the job itself."""
+
+    job: str
+    generation: int
+    parallelism: int
+    max_parallelism: int
+    operators: tuple[str, ...]
+
+
+class CheckpointCoordinator:
+    """Decides about the checkpoints of one generation of a job.
+
+    The order of a completion is: `prepare_completion` (registers the files), write `_metadata`, win the log entry,
+    publish the sink rows, `confirm_completion`, delete what it returns. One checkpoint completes at a time.
+    If `_metadata` cannot be written, `fail`. From the attempt to create the log entry on, only its outcome decides:
+    ours, then confirm; another driver's, then stop without another call. Times are seconds, from whatever clock the
+    caller uses throughout.
+    """
+
+    def __init__(
+        self,
+        *,
+        interval: float,
+        subtasks: Sequence[Subtask],
+        min_pause: float = 0.0,
+        timeout: float = 600.0,
+        max_concurrent: int = 1,
+        tolerable_failures: int = 0,
+        num_retained: int = 1,
+        first_checkpoint_id: int = 1,
+        start_time: float = 0.0,
+        covered_batch: int | None = None,
+        history: CheckpointHistory | None = None,
+    ) -> None:
+        """The first checkpoint is due one interval after `start_time`; `covered_batch` is the batch of the checkpoint
+        that the run started from. An infinite interval means that checkpoints are only taken by hand.
+        """
+        self._schedule = TriggerSchedule(interval, min_pause, max_concurrent, start_time, covered_batch)
+        self._timeout = timeout
+        self._tolerable_failures = tolerable_failures
+        self._num_retained = num_retained
+        self._subtasks = frozenset(subtasks)
+        self._first_id = first_checkpoint_id
+        self._next_id = first_checkpoint_id
+        self._registry: SharedStateRegistry[SharedKey, FileHandle] = SharedStateRegistry(attrgetter("path"))
+        self._pending: dict[int, PendingCheckpoint] = {}
+        self._retained: tuple[int, ...] = ()
+        self._savepoints: set[int] = set()
+        self._completing: int | None = None
+        self._failures = 0
+        self.history = history if history is not None else CheckpointHistory()
+
+    # --- what is known ---------------------------------------------------------------------------
+
+    @property
+    def registry(self) -> SharedStateRegistry[SharedKey, FileHandle]:
+        """The files of all retained checkpoints, and of the one that is being completed."""
+        return self._registry
+
+    @property
+    def retained(self) -> tuple[int, ...]:
+        """The ids of the retained checkpoints, newest last."""
+        return self._retained
+
+    @property
+    def latest(self) -> int | None:
+        """The newest retained checkpoint: the only one that a subtask's next snapshot may build on."""
+        return self._retained[-1] if self._retained else None
+
+    @property
+    def next_checkpoint_id(self) -> int:
+        """The id that the next checkpoint gets."""
+        return self._next_id
+
+    @property
+    def consecutive_failures(self) -> int:
+        """How many checkpoints failed since the last completed one."""
+        return self._failures
+
+    def pending(self) -> tuple[PendingCheckpoint, ...]:
+        """The checkpoints in progress, oldest first."""
+        return tuple(self._pending.values())
+
+    def ready(self) -> tuple[int, ...]:
+        """The checkpoints that can be completed now, oldest first: none while one is being completed."""
+        if self._completing is not None:
+            return ()
+        return tuple(pending.id for pending in self._pending.values() if pending.ready)
+
+    def checkpoints(self) -> list[CheckpointStats]:
+        """The history, with the present figures of checkpoints in progress, oldest first."""
+        for pending in self._pending.values():
+            self.history.record(checkpoint_stats(pending, "in_progress"))
+        return self.history.checkpoints()
+
+    def recover(
+        self, retained: Iterable[CheckpointMetadata], dropped: Iterable[CheckpointMetadata] = ()
+    ) -> tuple[FileHandle, ...]:
+        """Rebuild the registry from the retained checkpoints of the log, before anything is triggered.
+
+        `dropped` are those that the log says are dropped and whose metadata is still there: what their deletion left
+        over is returned, to be deleted.
+        """
+        kept = sorted(retained, key=lambda metadata: metadata.checkpoint_id)
+        for metadata in kept:
+            self._registry.register(metadata.checkpoint_id, uploaded_files(metadata))
+        self._retained = tuple(metadata.checkpoint_id for metadata in kept)
+        gone = sorted(dropped, key=lambda metadata: metadata.checkpoint_id)
+        leftovers: list[FileHandle] = []
+        for metadata in gone:
+            leftovers += uploaded_files(metadata).values()
+        return self._registry.unused(leftovers)
+
+    # --- triggering ------------------------------------------------------------------------------
+
+    def due_at(self) -> float:
+        """When the next checkpoint of the schedule is due, or was; infinity if it takes another fact to make it due.
+
+        That is one interval after the last one was, not before `min_pause` since the last one ended, not before there
+        is a place for it, and not before a batch was committed that no checkpoint covers.
+        """
+        return self._schedule.due_at()
+
+    def should_trigger(self, now: float, committed_batch: int | None, forced: bool = False) -> bool:
+        """Whether a checkpoint is to be taken now, at the barrier after `committed_batch`.
+
+        `forced`, that is by hand, does not wait for the interval, the pause, or new work; only for a place among
+        `max_concurrent`.
+        """
+        if committed_batch is not None:
+            self._schedule.committed(committed_batch, now)
+        if forced:
+            return committed_batch is not None and self._schedule.has_place()
+        return self._schedule.due_at() <= now
+
+    def trigger(
+        self, now: float, due_time: float, batch: int, forced: bool = False, kind: Kind = "checkpoint"
+    ) -> PendingCheckpoint:
+        """Begin a checkpoint with its barrier `now`, after `batch`; `due_time` becomes its trigger time.
+
+        Raises `CheckpointError` if `max_concurrent` are in progress; a savepoint may always be taken.
+        """
+        if kind == "checkpoint" and not self._schedule.has_place():
+            raise CheckpointError(
+                f"Checkpoints {list(self._pending)} are in progress, and there may not be more. Wait for one to end, "
+                "or raise max_concurrent_checkpoints."
+            )
+        pending = PendingCheckpoint(
+            id=self._next_id,
+            kind=kind,
+            batch=batch,
+            trigger_time=min(due_time, now),
+            barrier_time=now,
+            forced=forced,
+            base=self.latest if kind == "checkpoint" else None,
+            subtasks=self._subtasks,
+        )
+        self._next_id += 1
+        self._pending[pending.id] = pending
+        self._schedule.committed(batch, now)
+        self._schedule.begin(pending.id, batch if kind == "checkpoint" else None, pending.trigger_time, now)
+        self.history.record(checkpoint_stats(pending, "in_progress"))
+        return pending
+
+    def expire(self, now: float) -> tuple[int, ...]:
+        """The checkpoints whose time is up: `fail` them. One that is being completed does not expire."""
+        return tuple(
+            pending.id
+            for pending in self._pending.values()
+            if not pending.completing and now - pending.barrier_time >= self._timeout
+        )
+
+    # --- acknowledgements and failures -----------------------------------------------------------
+
+    def acknowledge(self, checkpoint_id: int, operator: str, subtask: int, ack: SubtaskAck) -> AckDecision:
+        """Take in a subtask's acknowledgement. The first one counts; it may be repeated, late, or for an unknown id."""
+        pending = self._pending.get(checkpoint_id)
+        if pending is None:
+            if not self._first_id <= checkpoint_id < self._next_id or checkpoint_id in self._savepoints:
+                # Perhaps an earlier generation's, which may have completed it: what it refers to is not ours to judge.
+                return AckDecision("unknown" if checkpoint_id not in self._savepoints else "late")
+            return AckDecision("late", self._registry.unused(list(ack.uploaded)))
+        who = (operator, subtask)
+        if who not in pending.subtasks or (ack.state.operator, ack.state.subtask) != who:
+            return AckDecision("unknown", self._unclaimed(ack.uploaded))
+        if who in pending.acks:
+            return AckDecision("repeated", self._unclaimed(ack.uploaded))
+        pending.add(ack)
+        return AckDecision("ready" if pending.ready else "waiting")
+
+    def fail(self, checkpoint_id: int, reason: str, now: float) -> FailDecision:
+        """Give a pending checkpoint up. Returns its uploads for deletion, and whether the run must fail.
+
+        Not for a checkpoint whose log entry may have been created. An id that is not pending changes nothing.
+        """
+        pending = self._pending.get(checkpoint_id)
+        if pending is None:
+            return FailDecision()
+        delete = self._abort([pending], reason, now)
+        if pending.kind == "checkpoint":
+            self._failures += 1
+        return FailDecision(
+            failed=(checkpoint_id,),
+            delete=delete,
+            run_must_fail=pending.kind == "checkpoint" and self._failures > self._tolerable_failures,
+            reason=(
+                f"Checkpoint {checkpoint_id} failed: {reason} "
+                f"({self._failures} in a row, {self._tolerable_failures} tolerated)"
+            ),
+        )
+
+    def fail_all(self, reason: str, now: float) -> FailDecision:
+        """Give up everything pending because the run ends or restarts; the failures are not held against it.
+
+        A checkpoint that is being completed is left alone: only the log knows whether it is complete.
+        """
+        doomed = [pending for pending in self._pending.values() if not pending.completing]
+        delete = self._abort(doomed, reason, now)
+        return FailDecision(failed=tuple(pending.id for pending in doomed), delete=delete, reason=reason)
+
+    # --- completion ------------------------------------------------------------------------------
+
+    def prepare_completion(
+        self,
+        checkpoint_id: int,
+        now: float,
+        *,
+        shape: JobShape,
+        source: SourcePosition,
+        sink_files: Iterable[SinkFile] = (),
+        properties: Mapping[str, str] | None = None,
+    ) -> CompletionPlan:
+        """Register the files of a checkpoint that everyone acknowledged, and say what has to be written.
+
+        Raises `CheckpointError` if it is not ready, if another one is being completed, or if it refers to a file that
+        no retained checkpoint has and that was not uploaded for it: then `fail` it.
+        """
+        pending = self._pending.get(checkpoint_id)
+        if pending is None:
+            raise CheckpointError(f"Checkpoint {checkpoint_id} is not in progress, so it cannot be completed.")
+        if not pending.ready:
+            raise CheckpointError(
+                f"Checkpoint {checkpoint_id} cannot be completed: no acknowledgement of {pending.missing()}."
+            )
+        if self._completing not in (None, checkpoint_id):
+            raise CheckpointError(
+                f"Checkpoint {checkpoint_id} has to wait until checkpoint {self._completing} is completed."
+            )
+        order = {operator: index for index, operator in enumerate(shape.operators)}
+        states = sorted(
+            (ack.state for ack in pending.acks.values()),
+            key=lambda state: (order.get(state.operator, len(order)), state.operator, state.subtask),
+        )
+        files, repeated = self._collect(pending, states)
+        retained: tuple[int, ...] = self._retained
+        dropped: tuple[int, ...] = ()
+        replaced: dict[SharedKey, FileHandle] = {}
+        if pending.kind == "checkpoint":
+            replaced = self._registry.register(checkpoint_id, files).replaced
+            retained, dropped = retain(self._retained, checkpoint_id, self._num_retained)
+        self._completing = checkpoint_id
+        pending.completing = True
+        metadata = CheckpointMetadata(
+            job=shape.job,
+            checkpoint_id=checkpoint_id,
+            generation=shape.generation,
+            batch_id=pending.batch,
+            kind=pending.kind,
+            parallelism=shape.parallelism,
+            max_parallelism=shape.max_parallelism,
+            operators=shape.operators,
+            subtasks=tuple(_rewritten(states, {**repeated, **replaced})),
+            source=source,
+            sink_files=tuple(sink_files),
+            trigger_time=pending.trigger_time,
+            completed_time=now,
+            properties=dict(properties or {}),
+        )
+        duplicates = self._registry.unused(pending.uploads()) if pending.kind == "checkpoint" else ()
+        return CompletionPlan(metadata, duplicates, retained, dropped)
+
+    def confirm_completion(self, checkpoint_id: int, now: float, path: str | None = None) -> CompletionDecision:
+        """The log entry is won: the checkpoint is complete. Returns what it ends and what may be deleted for it.
+
+        Confirming it again changes nothing and returns nothing. Raises `CheckpointError` if it was not prepared.
+        """
+        if checkpoint_id in self._retained or checkpoint_id in self._savepoints:
+            return CompletionDecision(checkpoint_id, self._retained)
+        pending = self._pending.get(checkpoint_id)
+        if pending is None or not pending.completing:
+            raise CheckpointError(f"Checkpoint {checkpoint_id} cannot be confirmed: its completion was not prepared.")
+        self._end(pending, now, completed=True)
+        self.history.record(checkpoint_stats(pending, "completed", now, path))
+        if pending.kind == "savepoint":
+            self._savepoints.add(checkpoint_id)
+            return CompletionDecision(checkpoint_id, self._retained)
+        self._failures = 0
+        self._retained, dropped = retain(self._retained, checkpoint_id, self._num_retained)
+        delete: dict[str, FileHandle] = {}
+        for handle in self._registry.unused(pending.uploads()):
+            delete[handle.path] = handle
+        older = [other for other in self._pending.values() if other.id < checkpoint_id and other.kind == "checkpoint"]
+        for handle in self._abort(older, f"checkpoint {checkpoint_id} completed before it", now):
+            delete[handle.path] = handle
+        for gone in dropped:
+            for handle in self._registry.drop(gone):
+                delete[handle.path] = handle
+        return CompletionDecision(
+            checkpoint_id=checkpoint_id,
+            retained=self._retained,
+            aborted=tuple(other.id for other in older),
+            dropped=dropped,
+            delete=tuple(delete.values()),
+        )
+
+    def drop_all(self) -> CompletionDecision:
+        """Give up every retained checkpoint, because the job is cancelled and shall leave nothing behind."""
+        dropped, self._retained = self._retained, ()
+        delete = [handle for gone in dropped for handle in self._registry.drop(gone)]
+        return CompletionDecision(dropped[-1] if dropped else 0, dropped=dropped, delete=tuple(delete))
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _collect(
+        self, pending: PendingCheckpoint, states: Sequence[SubtaskState]
+    ) -> tuple[dict[SharedKey, FileHandle], dict[SharedKey, FileHandle]]:
+        """Every uploaded file by key, and the surviving copy of those that came with more than one."""
+        registry, new = self._registry, pending.uploaded_paths
+        self_contained = pending.kind == "savepoint"
+        files: dict[SharedKey, FileHandle] = {}
+        repeated: dict[SharedKey, FileHandle] = {}
+        for state in states:
+            operator, start, end = state.operator, state.key_group_start, state.key_group_end
+            for file in state.files:
+                handle = file.handle
+                if handle is None:
+                    if file.inline is None:
+                        raise _unusable(pending, state, f"file {file.name!r} has no content")
+                    continue
+                key = SharedKey(operator, start, end, file.identity) if file.shared else file_key(state, file)
+                if handle.path not in new and (self_contained or key not in registry):
+                    raise _unusable(
+                        pending,
+                        state,
+                        f"file {file.name!r} ({handle.path}) is neither uploaded for it nor part of a "
+                        "retained checkpoint",
+                    )
+                first = files.setdefault(key, handle)
+                if first is not handle and first != handle:
+                    repeated[key] = first
+        return files, repeated
+
+    def _unclaimed(self, uploaded: Iterable[FileHandle]) -> tuple[FileHandle, ...]:
+        """Those uploads that neither the registry nor a pending checkpoint knows."""
+        claims = [pending.uploaded_paths for pending in self._pending.values()]
+        return self._registry.unused(
+            [handle for handle in uploaded if not any(handle.path in paths for paths in claims)]
+        )
+
+    def _abort(self, doomed: Sequence[PendingCheckpoint], reason: str, now: float) -> tuple[FileHandle, ...]:
+        uploads: list[FileHandle] = []
+        for pending in doomed:
+            self._end(pending, now, completed=False)
+            self.history.record(checkpoint_stats(pending, "failed", now, failure=reason))
+            uploads += self._registry.drop(pending.id)
+            uploads += pending.uploads()
+        return self._registry.unused(uploads)
+
+    def _end(self, pending: PendingCheckpoint, now: float, completed: bool) -> None:
+        self._schedule.end(pending.id, now, completed)
+        del self._pending[pending.id]
+        if self._completing == pending.id:
+            self._completing = None
+
+
+def _rewritten(states: Iterable[SubtaskState], handles: Mapping[SharedKey, FileHandle]) -> Iterable[SubtaskState]:
+    """`states` with the files under the given keys referring to the given handles."""
+    touched = {(key.operator, key.key_group_start, key.key_group_end) for key in handles}
+    for state in states:
+        if (state.operator, state.key_group_start, state.key_group_end) not in touched:
+            yield state
+            continue
+        files = []
+        for file in state.files:
+            handle = handles.get(file_key(state, file)) if file.handle is not None else None
+            files.append(file if handle is None else msgspec.structs.replace(file, handle=handle))
+        yield msgspec.structs.replace(state, files=tuple(files))
+
+
+def _unusable(pending: PendingCheckpoint, state: SubtaskState, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"Checkpoint {pending.id} cannot be completed: operator {state.operator!r}, subtask {state.subtask}: {what}. "
+        "It is given up; the next one uploads what it needs."
+    )

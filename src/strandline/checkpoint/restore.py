@@ -1,0 +1,130 @@
+"""What it takes to go on from a checkpoint: a job of the same shape, its states by subtask, and a sink that agrees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile, SubtaskState
+from strandline.checkpoint.pending import Subtask
+from strandline.errors import IncompatibleCheckpointError
+
+
+def check_compatible(
+    metadata: CheckpointMetadata, job: str, operators: Sequence[str], parallelism: int, max_parallelism: int
+) -> None:
+    """Raise `IncompatibleCheckpointError` unless the job can go on from the checkpoint; the message says what differs.
+
+    Changes to an operator's states are found later, by the slot that opens them.
+    """
+    what = f"{metadata.kind.capitalize()} {metadata.checkpoint_id}"
+    if metadata.job != job:
+        raise IncompatibleCheckpointError(
+            f"{what} belongs to job {metadata.job!r}, not to job {job!r}. Start the job under the name {metadata.job!r}"
+            ", or choose a checkpoint of this job."
+        )
+    repeated = sorted(uid for uid, count in Counter(operators).items() if count > 1)
+    if repeated:
+        raise IncompatibleCheckpointError(
+            f"Job {job!r}: the operator uids {_names(repeated)} are used more than once, so their state cannot be told "
+            "apart. Give every stateful step its own uid=."
+        )
+    missing = sorted(set(metadata.operators) - set(operators))
+    added = sorted(set(operators) - set(metadata.operators))
+    if missing or added:
+        sides = []
+        if missing:
+            sides.append(f"it has state of {_names(missing)}, which the job does not have")
+        if added:
+            sides.append(f"the job has {_names(added)}, of which it has no state")
+        raise IncompatibleCheckpointError(
+            f"{what} does not fit job {job!r}: {'; '.join(sides)}. If a step was renamed or moved, give it the uid it "
+            "had with uid=; if the steps are meant to differ, start a new job."
+        )
+    if metadata.max_parallelism != max_parallelism:
+        raise IncompatibleCheckpointError(
+            f"{what} of job {job!r} has max_parallelism={metadata.max_parallelism}, the job {max_parallelism}. It is "
+            f"fixed for the life of a job's state: use max_parallelism={metadata.max_parallelism}, or start a new job."
+        )
+    if metadata.parallelism != parallelism:
+        raise IncompatibleCheckpointError(
+            f"{what} of job {job!r} was taken with parallelism={metadata.parallelism}, the job has {parallelism}. "
+            f"Rescaling is not available yet: start with parallelism={metadata.parallelism}."
+        )
+
+
+def plan_restore(metadata: CheckpointMetadata) -> dict[Subtask, SubtaskState]:
+    """The state that each subtask starts from. Raises `IncompatibleCheckpointError` if one is absent or there twice."""
+    plan: dict[Subtask, SubtaskState] = {}
+    for state in metadata.subtasks:
+        if (state.operator, state.subtask) in plan:
+            raise _incomplete(metadata, f"has two states of operator {state.operator!r}, subtask {state.subtask}")
+        plan[state.operator, state.subtask] = state
+    for operator in metadata.operators:
+        for subtask in range(metadata.parallelism):
+            if (operator, subtask) not in plan:
+                raise _incomplete(metadata, f"has no state of operator {operator!r}, subtask {subtask}")
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSinkFile:
+    """A file found in a sink's folder; `name` is what `SinkFile` calls it, `batch` the batch its name speaks of."""
+
+    sink: str
+    name: str
+    batch: int
+    published: bool
+    """Visible to readers; otherwise staged."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRecovery:
+    """What makes the sinks agree with the checkpoint a run starts from. Every part may be carried out again."""
+
+    publish: tuple[SinkFile, ...] = ()
+    """Staged rows that the checkpoint covers."""
+    withdraw: tuple[ListedSinkFile, ...] = ()
+    """Published rows of batches after the checkpoint: the run makes them again."""
+    discard: tuple[ListedSinkFile, ...] = ()
+    """Staged rows that no checkpoint covers."""
+    missing: tuple[SinkFile, ...] = ()
+    """Rows the checkpoint covers that are neither staged nor published: they are lost, and the run must not go on."""
+    unaccounted: tuple[ListedSinkFile, ...] = ()
+    """Published rows, though there is no checkpoint that could have published them: the user must say what they are."""
+
+    @classmethod
+    def plan(cls, metadata: CheckpointMetadata | None, listing: Iterable[ListedSinkFile]) -> SinkRecovery:
+        """Compare what lies in the sinks with the checkpoint; without a checkpoint nothing is withdrawn."""
+        listed = list(listing)
+        staged = {(file.sink, file.name): file for file in listed if not file.published}
+        published = {(file.sink, file.name): file for file in listed if file.published}
+        if metadata is None:
+            return cls(discard=tuple(staged.values()), unaccounted=tuple(published.values()))
+        covered = metadata.sink_files
+        names = {(file.sink, file.staged) for file in covered}
+        finals = {(file.sink, file.final) for file in covered}
+        return cls(
+            publish=tuple(file for file in covered if (file.sink, file.staged) in staged),
+            missing=tuple(
+                file
+                for file in covered
+                if (file.sink, file.staged) not in staged and (file.sink, file.final) not in published
+            ),
+            discard=tuple(file for name, file in staged.items() if name not in names),
+            withdraw=tuple(
+                file for name, file in published.items() if file.batch > metadata.batch_id and name not in finals
+            ),
+        )
+
+
+def _names(uids: Sequence[str]) -> str:
+    return ", ".join(map(repr, uids))
+
+
+def _incomplete(metadata: CheckpointMetadata, what: str) -> IncompatibleCheckpointError:
+    return IncompatibleCheckpointError(
+        f"{metadata.kind.capitalize()} {metadata.checkpoint_id} of job {metadata.job!r} {what}. It cannot be restored: "
+        "choose another retained checkpoint."
+    )

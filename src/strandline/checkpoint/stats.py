@@ -1,0 +1,226 @@
+"""The figures of each checkpoint, kept in a bounded history."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from strandline.checkpoint.metadata import Kind
+from strandline.checkpoint.pending import PendingCheckpoint
+
+Status = Literal["in_progress", "completed", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskStats:
+    """The figures of one subtask in one checkpoint. Durations are milliseconds, times seconds since the epoch."""
+
+    operator: str
+    subtask: int
+    ack_time: float
+    end_to_end_ms: float
+    """From the time the checkpoint was due to the subtask's acknowledgement."""
+    start_delay_ms: float
+    """What is left of `end_to_end_ms` without the synchronous and the asynchronous part."""
+    sync_ms: float
+    async_ms: float
+    alignment_ms: float
+    """How long after the first subtask this one reached the barrier."""
+    alignment_bytes: int
+    checkpointed_bytes: int
+    full_bytes: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStats:
+    """The figures of one checkpoint. Durations are milliseconds, times seconds since the epoch."""
+
+    id: int
+    status: Status
+    kind: Kind
+    batch_id: int
+    trigger_time: float
+    """When the checkpoint was due."""
+    end_to_end_ms: float
+    """From `trigger_time` to completion; of a checkpoint in progress, to the latest acknowledgement."""
+    sync_ms: float
+    """The longest synchronous part of a subtask."""
+    async_ms: float
+    """The longest asynchronous part of a subtask."""
+    start_delay_ms: float
+    """From `trigger_time` to the barrier."""
+    alignment_ms: float
+    """Between the first and the last subtask reaching the barrier."""
+    alignment_bytes: int
+    barrier_to_completed_ms: float
+    checkpointed_bytes: int
+    """What was uploaded for this checkpoint."""
+    full_bytes: int
+    """The size of the whole state."""
+    path: str | None = None
+    subtasks: tuple[SubtaskStats, ...] = ()
+    failure: str | None = None
+    acknowledged: int = 0
+    expected: int = 0
+
+
+def checkpoint_stats(
+    pending: PendingCheckpoint,
+    status: Status,
+    end_time: float | None = None,
+    path: str | None = None,
+    failure: str | None = None,
+) -> CheckpointStats:
+    """The figures of `pending` as it stands, or as it ended at `end_time`."""
+    acks = pending.acks
+    barriers = [ack.barrier_time for ack in acks.values()]
+    first = min(barriers, default=pending.barrier_time)
+    if end_time is None:
+        end_time = max((ack.ack_time for ack in acks.values()), default=pending.barrier_time)
+    subtasks = []
+    for (operator, subtask), ack in sorted(acks.items()):
+        end_to_end = _ms(ack.ack_time - pending.trigger_time)
+        subtasks.append(
+            SubtaskStats(
+                operator=operator,
+                subtask=subtask,
+                ack_time=ack.ack_time,
+                end_to_end_ms=end_to_end,
+                start_delay_ms=max(0.0, end_to_end - ack.sync_ms - ack.async_ms),
+                sync_ms=ack.sync_ms,
+                async_ms=ack.async_ms,
+                alignment_ms=_ms(ack.barrier_time - first),
+                alignment_bytes=ack.alignment_bytes,
+                checkpointed_bytes=ack.checkpointed_bytes,
+                full_bytes=ack.full_bytes,
+                files=len(ack.state.files),
+            )
+        )
+    return CheckpointStats(
+        id=pending.id,
+        status=status,
+        kind=pending.kind,
+        batch_id=pending.batch,
+        trigger_time=pending.trigger_time,
+        end_to_end_ms=_ms(end_time - pending.trigger_time),
+        sync_ms=max((ack.sync_ms for ack in acks.values()), default=0.0),
+        async_ms=max((ack.async_ms for ack in acks.values()), default=0.0),
+        start_delay_ms=_ms(pending.barrier_time - pending.trigger_time),
+        alignment_ms=_ms(max(barriers, default=first) - first),
+        alignment_bytes=sum(ack.alignment_bytes for ack in acks.values()),
+        barrier_to_completed_ms=_ms(end_time - pending.barrier_time),
+        checkpointed_bytes=sum(ack.checkpointed_bytes for ack in acks.values()),
+        full_bytes=sum(ack.full_bytes for ack in acks.values()),
+        path=path,
+        subtasks=tuple(subtasks),
+        failure=failure,
+        acknowledged=len(acks),
+        expected=len(pending.subtasks),
+    )
+
+
+def _ms(seconds: float) -> float:
+    return max(0.0, seconds * 1000.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredCheckpoint:
+    """A checkpoint that a run started from."""
+
+    id: int
+    path: str
+    kind: Kind
+    restore_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCounts:
+    """How many checkpoints there were since the run began, whether still in the history or not."""
+
+    total: int = 0
+    in_progress: int = 0
+    completed: int = 0
+    failed: int = 0
+    restored: int = 0
+
+
+class CheckpointHistory:
+    """The newest `limit` checkpoints, and counts of all of them.
+
+    At most `subtask_limit` figures of subtasks are kept: beyond that the oldest checkpoints lose theirs first, so that
+    ten thousand subtasks do not make a history of ten million entries.
+    """
+
+    def __init__(self, limit: int = 1000, subtask_limit: int = 100_000) -> None:
+        self._limit = max(1, limit)
+        self._subtask_limit = max(0, subtask_limit)
+        self._entries: OrderedDict[int, CheckpointStats] = OrderedDict()
+        self._detailed: OrderedDict[int, int] = OrderedDict()
+        self._subtasks = 0
+        self._counts = CheckpointCounts()
+        self.restored: RestoredCheckpoint | None = None
+        """What the run last started from."""
+        self.last_completed: CheckpointStats | None = None
+        self.last_failed: CheckpointStats | None = None
+        self.last_savepoint: CheckpointStats | None = None
+
+    @property
+    def counts(self) -> CheckpointCounts:
+        """Totals since the run began."""
+        return self._counts
+
+    def record(self, stats: CheckpointStats) -> None:
+        """Take in a checkpoint's figures, in place of earlier ones of the same id."""
+        before = self._entries.get(stats.id)
+        self._count(before, stats)
+        self._entries[stats.id] = stats
+        self._subtasks += len(stats.subtasks) - self._detailed.pop(stats.id, 0)
+        self._detailed[stats.id] = len(stats.subtasks)
+        if stats.status == "failed":
+            self.last_failed = stats
+        elif stats.status == "completed" and stats.kind == "savepoint":
+            self.last_savepoint = stats
+        elif stats.status == "completed":
+            self.last_completed = stats
+        self._shrink(stats.id)
+
+    def record_restored(self, restored: RestoredCheckpoint) -> None:
+        """Note that the run started, or started again, from a checkpoint."""
+        self.restored = restored
+        self._counts = replace(self._counts, restored=self._counts.restored + 1)
+
+    def get(self, checkpoint_id: int) -> CheckpointStats | None:
+        """The figures of one checkpoint, or None if the history does not reach back that far."""
+        return self._entries.get(checkpoint_id)
+
+    def checkpoints(self) -> list[CheckpointStats]:
+        """The checkpoints in the history, oldest first."""
+        return list(self._entries.values())
+
+    def _count(self, before: CheckpointStats | None, now: CheckpointStats) -> None:
+        changes = {name: getattr(self._counts, name) for name in ("total", "in_progress", "completed", "failed")}
+        if before is None or (now.status == "in_progress" and before.status != "in_progress"):
+            # After a restart the id of a checkpoint that never completed may come again.
+            changes["total"] += 1
+        else:
+            changes[before.status] -= 1
+        changes[now.status] += 1
+        self._counts = replace(self._counts, **changes)
+
+    def _shrink(self, newest: int) -> None:
+        while len(self._entries) > self._limit:
+            # A checkpoint in progress stays, or its end would be counted as a second one.
+            victim = next((id for id, entry in self._entries.items() if entry.status != "in_progress"), None)
+            if victim is None:
+                break
+            del self._entries[victim]
+            self._subtasks -= self._detailed.pop(victim, 0)
+        while self._subtasks > self._subtask_limit:
+            oldest, count = self._detailed.popitem(last=False)
+            if oldest == newest:
+                self._detailed[oldest] = count
+                break
+            self._subtasks -= count
+            self._entries[oldest] = replace(self._entries[oldest], subtasks=())

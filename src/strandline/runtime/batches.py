@@ -1,0 +1,263 @@
+"""The batch function: has every subtask prepare a micro-batch, whatever the sinks do with its rows, and commits it.
+
+A batch is worked out in rounds. When a slot or a Spark task is lost, or an action fails for another passing reason,
+what was prepared is discarded everywhere and the action runs again in a new round; neither the query nor other slots'
+state is touched. Once every subtask is prepared in one round the batch is decided, and it is final.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from strandline import errors
+from strandline.checkpoint.batch import BatchProtocol, Round
+from strandline.checkpoint.metadata import SinkFile
+from strandline.errors import SchemaError, SlotLostError, StorageFullError, StrandlineError, UserCodeError
+from strandline.runtime.cluster import Cluster
+from strandline.runtime.messages import batch_id
+from strandline.runtime.relay import EPOCH, GENERATION, ROUND
+from strandline.runtime.wire import decode_error
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
+
+MAX_ROUNDS = 5
+FATAL = (UserCodeError, SchemaError, StorageFullError)
+"""Errors that the same batch would meet again: it is not run anew, and the run is not restarted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlets:
+    """How a batch's rows reach the sinks: the plan's branches, told apart."""
+
+    manifests: Callable[[DataFrame], DataFrame] | None
+    """The part of the finished rows that names staged Parquet files; None where no sink writes such files."""
+    functions: tuple[tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame, int], None]], ...]
+    """For every `ForeachBatchSink`: its rows, and the user's function."""
+
+
+class BatchFunction:
+    """Called by Spark for every micro-batch of one generation, one after the other."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        generation: int,
+        outlets: Outlets,
+        subtasks: list[tuple[str, int]],
+        start_batch: int,
+        commit_guard: threading.RLock,
+        on_commit: Callable[[int, int, list[SinkFile]], None],
+        on_replaced: Callable[[], None],
+        after_batch: Callable[[], None],
+    ) -> None:
+        self.generation = generation
+        self.failure: StrandlineError | None = None
+        self.batches = 0
+        self.rounds_repeated = 0
+        self.replaced_slots = 0
+        self.busy = threading.Lock()
+        self._protocol: BatchProtocol[None] = BatchProtocol(subtasks, generation, start_batch)
+        self._cluster = cluster
+        self._outlets = outlets
+        self._guard = commit_guard
+        self._on_commit = on_commit
+        self._on_replaced = on_replaced
+        self._after_batch = after_batch
+        self._gate = threading.Event()
+        self._gate.set()
+        self._ending = threading.Event()
+
+    @property
+    def decided(self) -> int:
+        """The last batch that was committed."""
+        return self._protocol.decided_batch
+
+    # --- stopping --------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Let the batch that runs finish, and no other begin."""
+        self._gate.clear()
+        with self.busy:
+            pass
+
+    def end(self, stop_query: Callable[[], None], query_active: Callable[[], bool]) -> None:
+        """Stop the query. A batch that waits at the gate, or whose action is cut short by this, leaves no trace.
+
+        The gate opens only when the query counts as stopped: else Spark would tell its source that the batch is done.
+        """
+        self._gate.clear()
+        self._ending.set()
+        stopper = threading.Thread(target=stop_query, daemon=True)
+        stopper.start()
+        while query_active():
+            time.sleep(0.005)
+        self._gate.set()
+        stopper.join()
+
+    # --- one micro-batch ---------------------------------------------------------------------------
+
+    def __call__(self, rows: DataFrame, spark_batch: int) -> None:
+        while True:
+            self._gate.wait()
+            if self._ending.is_set():
+                return
+            with self.busy:
+                if not self._gate.is_set():
+                    continue
+                try:
+                    if self._cluster.suspects():
+                        self.recover()
+                    self._run(rows, spark_batch)
+                    self._after_batch()
+                except StrandlineError as error:
+                    self.failure = self.failure or error
+                    raise
+                except Exception as error:
+                    if not self._ending.is_set():
+                        self.failure = self.failure or StrandlineError(f"batch {spark_batch}: {error}")
+                    raise
+                return
+
+    def _run(self, rows: DataFrame, spark_batch: int) -> None:
+        batch = batch_id(self.generation, spark_batch)
+        round_ = self._protocol.begin(batch)
+        context = rows.sparkSession.sparkContext
+        while True:
+            try:
+                for name, value in (
+                    (GENERATION, self.generation),
+                    (ROUND, round_.number),
+                    (EPOCH, self._cluster.epoch_name),
+                ):
+                    context.setLocalProperty(name, str(value))
+                files = self._evaluate(rows, batch)
+                self._prepare_all(rows, round_)
+                self._protocol.action_finished()
+                break
+            except Exception as error:
+                if self._ending.is_set():
+                    raise
+                cause = self._cause(error, round_)
+                if isinstance(cause, FATAL) or round_.number == MAX_ROUNDS - 1:
+                    raise cause from error
+                log.warning(
+                    "job %s, batch %d, round %d is run again after: %s",
+                    self._cluster.run.job,
+                    batch,
+                    round_.number,
+                    cause,
+                )
+                self.rounds_repeated += 1
+                self._protocol.action_failed()
+                self.recover()
+                round_ = self._protocol.next_round()
+                self._cluster.fan("discard", {"batch": batch, "round": round_.number})
+        self._commit(spark_batch, files)
+
+    def recover(self) -> None:
+        """Replace lost slots at the last committed batch. Only the batch function, or who holds `busy`, may do this."""
+        replaced = self._cluster.recover(self.decided)
+        if replaced:
+            self.replaced_slots += len(replaced)
+            for index in replaced:
+                incarnation = self._cluster.incarnation(index)
+                self._protocol.slot_replaced(index, incarnation)
+                self._protocol.applied(index, incarnation, self.decided)
+            self._on_replaced()
+
+    def _evaluate(self, rows: DataFrame, batch: int) -> list[SinkFile]:
+        """Write the rows to all sinks. Parquet files are staged by the plan itself; functions are the user's."""
+        files: list[SinkFile] = []
+        if self._outlets.manifests is not None:
+            files = [SinkFile(*row) for row in self._outlets.manifests(rows).collect()]
+        for select, function in self._outlets.functions:
+            selected = select(rows)
+            try:
+                function(selected, batch)
+            except Exception as error:
+                if _is_spark_failure(error):
+                    raise
+                text = "".join(traceback.format_exception(error.__cause__ or error))
+                raise UserCodeError(
+                    f"job {self._cluster.run.job}, batch {batch}: the function of a ForeachBatchSink raised:\n{text}"
+                ) from error
+        return files
+
+    def _prepare_all(self, rows: DataFrame, round_: Round) -> None:
+        """Every subtask prepared: also those whose rows no sink asked for, and those that Spark did not call."""
+        self._note_prepared(round_)
+        if self._protocol.missing() and self._outlets.manifests is None:
+            rows.write.format("noop").mode("overwrite").save()
+            self._note_prepared(round_)
+        missing = {index for _operator, index in self._protocol.missing()}
+        if missing:
+            self._cluster.fan("prepare_empty", {"batch": round_.batch, "round": round_.number}, only=missing)
+            self._note_prepared(round_)
+
+    def _note_prepared(self, round_: Round) -> None:
+        for index, status in self._cluster.fan("status", None).items():
+            for operator, prepared in status["prepared"].items():
+                if prepared is not None and tuple(prepared) == (round_.batch, round_.number):
+                    self._protocol.prepared(operator, index, status["incarnation"], round_, None)
+
+    def _commit(self, spark_batch: int, files: list[SinkFile]) -> None:
+        """Decide, then tell. A slot that dies in between is brought to the decided batch from its segments."""
+        with self._guard:
+            batch = self._protocol.commit()
+            for _ in range(MAX_ROUNDS):
+                try:
+                    for index in self._cluster.fan("commit", {"batch": batch}):
+                        self._protocol.applied(index, self._cluster.incarnation(index), batch)
+                    break
+                except SlotLostError:
+                    self.recover()
+            else:
+                raise SlotLostError(
+                    f"job {self._cluster.run.job}: slots were lost again and again while batch {batch} was committed"
+                )
+            self._on_commit(batch, spark_batch, files)
+        self.batches += 1
+
+    def _cause(self, error: Exception, round_: Round) -> StrandlineError:
+        """What went wrong, as the slot or the task told it, rather than as it arrived through Spark."""
+        if isinstance(error, StrandlineError):
+            return error
+        for status in self._cluster.try_fan("status", None, timeout=5.0).values():
+            if isinstance(status, StrandlineError):
+                continue
+            failure = status["failure"]
+            if failure and (failure["batch"], failure["round"]) == (round_.batch, round_.number):
+                return decode_error(failure["error"])
+        return error_in_task(str(error)) or StrandlineError(f"batch {round_.batch}: {error}")
+
+
+_RAISED = re.compile(r"^strandline\.errors\.(\w+): (.*?)(?=^\S*\n?\tat |\Z)", re.MULTILINE | re.DOTALL)
+
+
+def error_in_task(text: str) -> StrandlineError | None:
+    """The Strandline error that a Python worker raised, read from what Spark made of it."""
+    found = _RAISED.search(text)
+    if found is None:
+        return None
+    kind = getattr(errors, found[1], StrandlineError)
+    error = kind(found[2].strip())
+    assert isinstance(error, StrandlineError)
+    return error
+
+
+def _is_spark_failure(error: Any) -> bool:
+    """Whether an action failed (it may work when run again), as opposed to the user's own code."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import AnalysisException, PySparkException
+
+    return isinstance(error, (PySparkException, Py4JError)) and not isinstance(error, AnalysisException)

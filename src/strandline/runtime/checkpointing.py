@@ -1,0 +1,350 @@
+"""Carries out what the checkpoint coordinator decides: barriers, completion, publication, deletion."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
+from strandline.checkpoint.decisions import FailDecision
+from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SinkFile, SourcePosition, all_files, encode
+from strandline.checkpoint.pending import SubtaskAck
+from strandline.checkpoint.stats import CheckpointStats
+from strandline.errors import (
+    AlreadyExistsError,
+    CheckpointError,
+    FencedError,
+    SlotLostError,
+    StorageError,
+    StrandlineError,
+)
+from strandline.runtime.cluster import Cluster
+from strandline.runtime.joblog import JobLogStore
+from strandline.runtime.parquet_files import publish
+from strandline.storage import JobPaths, Storage
+
+log = logging.getLogger(__name__)
+
+FENCE_CHECK_EVERY = 5.0
+
+
+class Interrupted(CheckpointError):
+    """A checkpoint ended because a slot was lost: nobody's fault, try again."""
+
+
+class Checkpoints:
+    """The checkpoints of one generation. One thread triggers and completes; acknowledgements come from outside."""
+
+    def __init__(
+        self,
+        coordinator: CheckpointCoordinator,
+        cluster: Cluster,
+        store: JobLogStore,
+        storage: Storage,
+        paths: JobPaths,
+        shape: JobShape,
+        sinks: Mapping[str, Storage],
+        position: Callable[[int], SourcePosition],
+        restored: CheckpointMetadata | None,
+        guard: threading.RLock,
+        timeout: float,
+    ) -> None:
+        self.failure: StrandlineError | None = None
+        self._coordinator = coordinator
+        self._cluster = cluster
+        self._store = store
+        self._storage = storage
+        self._paths = paths
+        self._shape = shape
+        self._sinks = sinks
+        self._position = position
+        self._restored = restored
+        self._guard = guard
+        self._timeout = timeout
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
+        self._committed: tuple[int, int] | None = (restored.batch_id, restored.source.batch) if restored else None
+        self._covered = restored.batch_id if restored else -1
+        self._uncovered: list[tuple[int, SinkFile]] = []
+        self._inputs: dict[int, tuple[SourcePosition, list[SinkFile]]] = {}
+        self._wanted: list[Future[CheckpointStats]] = []
+        self._waiting: dict[int, list[Future[CheckpointStats]]] = {}
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, daemon=True, name="checkpoints")
+
+    def start(self) -> None:
+        self._cluster.handlers.acknowledge = self._acknowledge
+        self._cluster.handlers.decline = self._decline
+        self._thread.start()
+
+    # --- facts from outside --------------------------------------------------------------------------
+
+    def committed(self, batch: int, spark_batch: int, files: list[SinkFile]) -> None:
+        """A batch was committed; `files` hold its rows, staged. Called while commits and barriers are kept apart."""
+        with self._wake:
+            self._committed = (batch, spark_batch)
+            self._uncovered += [(batch, file) for file in files]
+            self._wake.notify_all()
+
+    def slots_replaced(self) -> None:
+        """Snapshots of the lost slots will never be acknowledged: give up what is pending, without blame."""
+        with self._wake:
+            decision = self._coordinator.fail_all("a slot was lost and replaced", time.time())
+            self._settle(decision, Interrupted("a slot was lost while the checkpoint was taken"))
+            self._wake.notify_all()
+        self._delete(decision.delete)
+
+    def _acknowledge(self, body: dict[str, Any]) -> None:
+        if body["generation"] != self._shape.generation:
+            return
+        ack = msgspec.convert(body["ack"], SubtaskAck)
+        with self._wake:
+            decision = self._coordinator.acknowledge(body["checkpoint"], ack.state.operator, ack.state.subtask, ack)
+            self._wake.notify_all()
+        self._delete(decision.delete)
+
+    def _decline(self, body: dict[str, Any]) -> None:
+        if body["generation"] != self._shape.generation:
+            return
+        if body["lost"]:
+            self.slots_replaced()
+        else:
+            self._fail(body["checkpoint"], body["reason"])
+
+    # --- by hand -------------------------------------------------------------------------------------
+
+    def take(self, retries: int = 5) -> CheckpointStats | None:
+        """A checkpoint of everything committed so far, complete; None if nothing was ever committed.
+
+        A checkpoint that a lost slot interrupts is taken again once the slot is back.
+        """
+        for attempt in range(retries):
+            wanted: Future[CheckpointStats] = Future()
+            with self._wake:
+                if self._committed is None:
+                    return None
+                if self._closed or self.failure is not None:
+                    raise self.failure or CheckpointError("the run has ended")
+                self._wanted.append(wanted)
+                self._wake.notify_all()
+            try:
+                return wanted.result()
+            except Interrupted:
+                if attempt == retries - 1:
+                    raise
+                time.sleep(0.2 * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def cover(self) -> None:
+        """Return once a completed checkpoint covers everything that is committed now."""
+        with self._lock:
+            committed = self._committed
+            covered = self._covered
+        if committed is not None and covered < committed[0]:
+            self.take()
+
+    def delete_all(self) -> None:
+        """Give up every checkpoint of the job: none is needed after this run."""
+        with self._lock:
+            self._closed = True
+            self._wake.notify_all()
+        self._thread.join()
+        decision = self._coordinator.drop_all()
+        self._store.forget_all()
+        self._delete(decision.delete)
+        self._storage.delete([self._paths.metadata(gone) for gone in decision.dropped])
+
+    # --- the thread ----------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        fence_checked = time.time()
+        try:
+            while True:
+                with self._wake:
+                    if self._closed:
+                        return
+                    self._wake.wait(self._pause())
+                for expired in self._coordinator.expire(time.time()):
+                    self._fail(expired, f"not complete after {self._timeout:.0f} s (checkpoint_timeout)")
+                for ready in self._coordinator.ready():
+                    self._complete(ready)
+                    fence_checked = time.time()
+                self._trigger_if_due()
+                if time.time() - fence_checked > FENCE_CHECK_EVERY:
+                    self._store.check_not_fenced()
+                    fence_checked = time.time()
+        except StrandlineError as error:
+            self._give_up(error)
+        except Exception as error:
+            log.exception("job %s: checkpointing failed", self._shape.job)
+            self._give_up(CheckpointError(f"job {self._shape.job}: {type(error).__name__}: {error}"))
+
+    def _give_up(self, error: StrandlineError) -> None:
+        with self._wake:
+            self.failure = error
+            self._settle(FailDecision(failed=tuple(self._waiting)), error)
+            for wanted in self._wanted:
+                wanted.set_exception(error)
+            self._wanted.clear()
+
+    def _pause(self) -> float:
+        """How long nothing needs doing, unless somebody wakes the thread."""
+        now = time.time()
+        if self._coordinator.ready():
+            return 0.0
+        if self._wanted and self._coordinator.should_trigger(now, self._batch(), forced=True):
+            return 0.0
+        self._coordinator.should_trigger(now, self._batch())  # tells the coordinator what is committed
+        due = self._coordinator.due_at() - now
+        return max(0.0, min(due if math.isfinite(due) else 1.0, 1.0))
+
+    def _batch(self) -> int | None:
+        return self._committed[0] if self._committed else None
+
+    def _trigger_if_due(self) -> None:
+        with self._guard:
+            with self._lock:
+                now = time.time()
+                forced = bool(self._wanted) and self._coordinator.should_trigger(now, self._batch(), forced=True)
+                if not forced and not self._coordinator.should_trigger(now, self._batch()):
+                    return
+                assert self._committed is not None
+                batch, spark_batch = self._committed
+                due = now if forced else self._coordinator.due_at()
+                pending = self._coordinator.trigger(now, due, batch, forced)
+                self._waiting[pending.id], self._wanted = self._wanted, []
+                files = [file for covered, file in self._uncovered if covered <= batch]
+            try:
+                self._barrier(pending.id, batch, spark_batch, files)
+            except SlotLostError as error:
+                log.warning("job %s, checkpoint %d: %s", self._shape.job, pending.id, error)
+                self.slots_replaced()
+            except StrandlineError as error:
+                self._fail(pending.id, str(error))
+
+    def _barrier(self, checkpoint_id: int, batch: int, spark_batch: int, files: list[SinkFile]) -> None:
+        """The synchronous part, while no commit can come in between."""
+        if self._restored is not None and batch == self._restored.batch_id:
+            position = self._restored.source
+        else:
+            position = self._position(spark_batch)
+        with self._lock:
+            self._inputs[checkpoint_id] = (position, files)
+        self._cluster.barrier(checkpoint_id, self._timeout)
+
+    # --- how a checkpoint ends -----------------------------------------------------------------------
+
+    def _complete(self, checkpoint_id: int) -> None:
+        """Files registered, `_metadata` written, log entry won, rows published, older checkpoints and files deleted."""
+        position, sink_files = self._inputs[checkpoint_id]
+        path = self._paths.metadata(checkpoint_id)
+        try:
+            with self._lock:
+                plan = self._coordinator.prepare_completion(
+                    checkpoint_id, time.time(), shape=self._shape, source=position, sink_files=sink_files
+                )
+            self._write_metadata(path, encode(plan.metadata))
+        except StrandlineError as error:
+            self._fail(checkpoint_id, str(error))
+            return
+        self._store.complete(checkpoint_id, path, plan.metadata.batch_id, plan.retained, plan.dropped)
+        self._publish(sink_files)
+        with self._lock:
+            decision = self._coordinator.confirm_completion(checkpoint_id, time.time(), f"{self._storage.url}/{path}")
+            self._covered = plan.metadata.batch_id
+            self._uncovered = [(batch, file) for batch, file in self._uncovered if batch > plan.metadata.batch_id]
+            self._inputs.pop(checkpoint_id, None)
+            stats = self._coordinator.history.get(checkpoint_id)
+            waiting = self._waiting.pop(checkpoint_id, [])
+            aborted = [future for gone in decision.aborted for future in self._waiting.pop(gone, [])]
+        for future in (*waiting, *aborted):
+            assert stats is not None
+            future.set_result(stats)
+        self._cluster.confirm_base(plan.metadata.batch_id, plan.metadata.subtasks)
+        replaced = _handles(plan.metadata) if plan.duplicates else {}
+        self._cluster.tell_managers("checkpoint_completed", {"checkpoint": checkpoint_id, "replaced": replaced})
+        self._delete(decision.delete)
+        self._storage.delete([self._paths.metadata(gone) for gone in decision.dropped])
+
+    def _write_metadata(self, path: str, data: bytes) -> None:
+        try:
+            self._storage.create(path, data)
+        except AlreadyExistsError:
+            if self._storage.read(path) != data:
+                raise CheckpointError(f"{self._storage.url}/{path} was written by another driver") from None
+
+    def _publish(self, files: list[SinkFile]) -> None:
+        """From the won log entry on, this must happen; if it cannot now, a restart does it."""
+        for attempt in range(4):
+            try:
+                for sink, storage in self._sinks.items():
+                    publish(storage, [file for file in files if file.sink == sink])
+                return
+            except StorageError as error:
+                if attempt == 3:
+                    raise
+                log.warning("job %s: publishing failed, trying again: %s", self._shape.job, error)
+                time.sleep(0.2 * 2**attempt)
+
+    def _fail(self, checkpoint_id: int, reason: str) -> None:
+        with self._wake:
+            decision = self._coordinator.fail(checkpoint_id, reason, time.time())
+            if not decision.failed:
+                return
+            log.warning("job %s: %s", self._shape.job, decision.reason)
+            self._settle(decision, CheckpointError(decision.reason))
+            if decision.run_must_fail:
+                self.failure = self.failure or StrandlineError(f"job {self._shape.job}: {decision.reason}")
+            self._wake.notify_all()
+        self._delete(decision.delete)
+
+    def _settle(self, decision: FailDecision, error: StrandlineError) -> None:
+        for checkpoint_id in decision.failed:
+            self._inputs.pop(checkpoint_id, None)
+            for future in self._waiting.pop(checkpoint_id, []):
+                future.set_exception(error)
+            threading.Thread(
+                target=self._cluster.tell_managers,
+                args=("checkpoint_aborted", {"checkpoint": checkpoint_id}),
+                daemon=True,
+            ).start()
+
+    def _delete(self, handles: tuple[FileHandle, ...]) -> None:
+        """Deleting is tidying up: a failure leaves an orphan, never a broken checkpoint."""
+        if not handles:
+            return
+        try:
+            self._storage.delete([handle.path for handle in handles])
+        except StorageError as error:
+            log.warning("job %s: could not delete %d files: %s", self._shape.job, len(handles), error)
+
+    def close(self) -> None:
+        """No more checkpoints. One that is being completed is finished first."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+        with self._wake:
+            decision = self._coordinator.fail_all("the run ended", time.time())
+            self._settle(decision, CheckpointError("the run ended"))
+            for wanted in self._wanted:
+                wanted.set_exception(CheckpointError("the run ended"))
+            self._wanted.clear()
+        self._cluster.handlers.acknowledge = lambda _body: None
+        self._cluster.handlers.decline = lambda _body: None
+        if not isinstance(self.failure, FencedError):
+            self._delete(decision.delete)
+
+
+def _handles(metadata: CheckpointMetadata) -> dict[str, FileHandle]:
+    return {
+        file.identity: file.handle for _state, file in all_files(metadata) if file.shared and file.handle is not None
+    }

@@ -1,0 +1,347 @@
+"""The run's task managers and slots, as the driver sees them: where each slot is, what is lost, how it comes back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from strandline.checkpoint.metadata import SubtaskState
+from strandline.errors import SlotLostError, StrandlineError
+from strandline.runtime.launcher import ensure_task_manager
+from strandline.runtime.local_files import socket_folder
+from strandline.runtime.messages import BackendSettings, OperatorSpec, RunInfo, SlotSpec
+from strandline.runtime.wire import Address, Client, Server, decode_error
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Manager:
+    """A registered task manager."""
+
+    identity: str
+    client: Client
+    pid: int
+    last_heartbeat: float
+    reported_lost: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a slot runs."""
+
+    manager: str
+    address: Address
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What the slots of a generation run, and what they start from."""
+
+    generation: int
+    parallelism: int
+    max_parallelism: int
+    backend: BackendSettings
+    operators: tuple[OperatorSpec, ...]
+    restore: tuple[SubtaskState, ...] = ()
+    restore_batch: int = -1
+
+
+@dataclass(slots=True)
+class Handlers:
+    """What the coordinator does with messages about checkpoints; set by the generation that runs."""
+
+    acknowledge: Callable[[Any], None] = field(default=lambda _body: None)
+    decline: Callable[[Any], None] = field(default=lambda _body: None)
+
+
+class Cluster:
+    """Starts, finds, calls and replaces slots. One per run; it outlives the run's generations."""
+
+    def __init__(
+        self,
+        spark_context: SparkContext,
+        make_run: Callable[[list[Any]], RunInfo],
+        *,
+        run_id: str,
+        secret: str,
+        bind_host: str,
+    ) -> None:
+        self._spark_context = spark_context
+        self.handlers = Handlers()
+        self.epoch = 0
+        self._managers: dict[str, Manager] = {}
+        self._places: dict[int, Place] = {}
+        self._incarnations: dict[int, int] = {}
+        self._homes: dict[int, str] = {}
+        """The task manager that each slot was last given to; a slot returns there as long as it lives."""
+        self._deployment: Deployment | None = None
+        self._base: tuple[int, dict[int, list[SubtaskState]]] = (-1, {})
+        """The newest completed checkpoint: its batch, and its states by slot."""
+        self._closed = False
+        self._lock = threading.RLock()
+        self._pool = ThreadPoolExecutor(32, thread_name_prefix="cluster")
+        self._server = Server(
+            secret,
+            {
+                "register": self._register,
+                "heartbeat": self._heartbeat,
+                "slots": self._slots,
+                "acknowledge": lambda body: self.handlers.acknowledge(body),
+                "decline": lambda body: self.handlers.decline(body),
+            },
+            bind_host=bind_host,
+            unix_path=str(socket_folder(run_id) / "c.sock"),
+        )
+        self.run = make_run(self._server.address.pack())
+
+    # --- what task managers and relays ask ---------------------------------------------------------
+
+    def _register(self, body: dict[str, Any]) -> None:
+        manager = Manager(
+            body["identity"], Client(Address.unpack(body["address"]), self.run.secret), body["pid"], time.monotonic()
+        )
+        self._managers[manager.identity] = manager
+        log.info("job %s: task manager %s registered", self.run.job, manager.identity)
+
+    def _heartbeat(self, body: dict[str, Any]) -> dict[str, bool]:
+        manager = self._managers.get(body["identity"])
+        if manager is None or self._closed:
+            return {"wanted": False}
+        manager.last_heartbeat = time.monotonic()
+        manager.reported_lost = frozenset(body["lost"])
+        return {"wanted": True}
+
+    def _slots(self, _body: Any) -> dict[int, list[Any]]:
+        return {index: place.address.pack() for index, place in self._places.items()}
+
+    # --- starting and replacing --------------------------------------------------------------------
+
+    def deploy(self, deployment: Deployment) -> None:
+        """Start all slots of a new generation from what it restores. Earlier generations' slots end."""
+        with self._lock:
+            self._deployment = deployment
+            self._places = {}
+            self.confirm_base(deployment.restore_batch, deployment.restore)
+            self._start(range(deployment.parallelism), deployment.restore_batch)
+
+    def confirm_base(self, batch: int, states: Iterable[SubtaskState]) -> None:
+        """The newest completed checkpoint: what a slot without local files starts from, and need not upload again."""
+        by_slot: dict[int, list[SubtaskState]] = {}
+        for state in states:
+            by_slot.setdefault(state.subtask, []).append(state)
+        self._base = (batch, by_slot)
+
+    def lost(self) -> list[int]:
+        """Slots that do not run any more, found by asking every task manager."""
+        with self._lock:
+            assert self._deployment is not None
+            alive: set[int] = set()
+            owners = {place.manager for place in self._places.values()}
+            for identity, answer in self._ask(owners, "describe", None, timeout=5.0):
+                if isinstance(answer, StrandlineError):
+                    log.warning("job %s: task manager %s is lost: %s", self.run.job, identity, answer)
+                    self._managers.pop(identity, None)
+                    continue
+                alive |= {
+                    int(index)
+                    for index, slot in answer["slots"].items()
+                    if slot["alive"] and self._places.get(int(index), _NOWHERE).manager == identity
+                }
+            return [index for index in range(self._deployment.parallelism) if index not in alive]
+
+    @property
+    def epoch_name(self) -> str:
+        """Changes whenever a slot moves; a relay that sees another one than before asks for the addresses again."""
+        return f"{self.run.run_id}-{self.epoch}"
+
+    def incarnation(self, index: int) -> int:
+        """How often slot `index` was started in this run."""
+        return self._incarnations[index]
+
+    def suspects(self) -> bool:
+        """Whether a heartbeat reported a lost slot, or one is missing; cheap, no call."""
+        now = time.monotonic()
+        for place in list(self._places.values()):
+            manager = self._managers.get(place.manager)
+            if manager is None or manager.reported_lost or now - manager.last_heartbeat > self.run.heartbeat_timeout:
+                return True
+        return False
+
+    def recover(self, decided_batch: int) -> list[int]:
+        """Replace every lost slot at `decided_batch`; the others keep their state. Returns which were replaced."""
+        with self._lock:
+            missing = self.lost()
+            if missing:
+                log.warning("job %s: replacing slots %s at batch %d", self.run.job, missing, decided_batch)
+                self._start(missing, decided_batch)
+            return missing
+
+    def _start(self, indices: Sequence[int], decided_batch: int) -> None:
+        deployment = self._deployment
+        assert deployment is not None
+        base_batch, base = self._base
+        for index in indices:
+            self._places.pop(index, None)
+        homes = self._allocate(indices)
+        share: dict[str, int] = {}
+        for index in range(deployment.parallelism):
+            home = homes.get(index) or self._homes.get(index)
+            if home is not None:
+                share[home] = share.get(home, 0) + 1
+        work: dict[str, list[SlotSpec]] = {}
+        for index in indices:
+            self._incarnations[index] = self._incarnations.get(index, 0) + 1
+            memory = max(16 << 20, deployment.backend.memory_bytes // share[homes[index]])
+            backend = BackendSettings(
+                deployment.backend.kind,
+                memory,
+                deployment.backend.batch_memory,
+                deployment.backend.incremental,
+                deployment.backend.compression,
+            )
+            spec = SlotSpec(
+                run=self.run,
+                generation=deployment.generation,
+                index=index,
+                incarnation=self._incarnations[index],
+                parallelism=deployment.parallelism,
+                max_parallelism=deployment.max_parallelism,
+                backend=backend,
+                operators=list(deployment.operators),
+                restore=base.get(index, []),
+                restore_batch=base_batch,
+                decided_batch=decided_batch,
+            )
+            work.setdefault(homes[index], []).append(spec)
+
+        def start(identity: str) -> dict[int, list[Any]]:
+            answer: dict[int, list[Any]] = self._managers[identity].client.call(
+                "start_slots", {"specs": work[identity]}
+            )
+            return answer
+
+        for identity, addresses in zip(work, list(self._pool.map(start, work)), strict=True):
+            for index, address in addresses.items():
+                self._places[int(index)] = Place(identity, Address.unpack(address))
+        self._homes.update(homes)
+        self.epoch += 1
+
+    def _allocate(self, indices: Sequence[int]) -> dict[int, str]:
+        """Which task manager each slot goes to: back where it was, else wherever Spark runs a task now."""
+        homes = {index: self._homes[index] for index in indices if self._homes.get(index) in self._managers}
+        for identity, answer in self._ask(set(homes.values()), "describe", None, timeout=5.0):
+            if isinstance(answer, StrandlineError):
+                self._managers.pop(identity, None)
+                homes = {index: home for index, home in homes.items() if home != identity}
+        homeless = [index for index in indices if index not in homes]
+        if homeless:
+            run = self.run
+
+            def place(numbers: Iterable[int]) -> list[tuple[int, str]]:
+                return [(number, ensure_task_manager(run)) for number in numbers]
+
+            found = self._spark_context.parallelize(homeless, len(homeless)).mapPartitions(place).collect()
+            homes.update(found)
+        return homes
+
+    # --- calling -----------------------------------------------------------------------------------
+
+    def fan(
+        self, action: str, body: Any, *, only: Iterable[int] | None = None, timeout: float | None = None
+    ) -> dict[int, Any]:
+        """Call `action` on slots everywhere at once. Raises the first error; `SlotLostError` if one does not answer."""
+        wanted = set(self._places) if only is None else set(only)
+        answers = self._fan(action, body, wanted, timeout, "fan")
+        for index in sorted(wanted):
+            if isinstance(answers.get(index), StrandlineError):
+                raise answers[index]
+        return answers
+
+    def try_fan(self, action: str, body: Any, timeout: float | None = None) -> dict[int, Any]:
+        """Like `fan`, but errors are among the answers."""
+        return self._fan(action, body, set(self._places), timeout, "fan")
+
+    def barrier(self, checkpoint_id: int, timeout: float) -> dict[int, dict[str, float]]:
+        """Have every slot freeze its state; uploads go on in the background."""
+        answers = self._fan(
+            "barrier", {"checkpoint": checkpoint_id, "timeout": timeout}, set(self._places), timeout, "barrier"
+        )
+        for answer in answers.values():
+            if isinstance(answer, StrandlineError):
+                raise answer
+        return answers
+
+    def tell_managers(self, action: str, body: Any) -> None:
+        """Tell all task managers; one that does not answer will be found lost soon enough."""
+        for identity, answer in self._ask(set(self._managers), action, body, timeout=10.0):
+            if isinstance(answer, StrandlineError):
+                log.warning("job %s: %s: %s", self.run.job, identity, answer)
+
+    def describe(self) -> dict[str, Any]:
+        """Processes of the run: task managers and slots with their process ids."""
+        return {
+            identity: answer
+            for identity, answer in self._ask(set(self._managers), "describe", None, timeout=5.0)
+            if not isinstance(answer, StrandlineError)
+        }
+
+    def _fan(self, action: str, body: Any, wanted: set[int], timeout: float | None, how: str) -> dict[int, Any]:
+        by_manager: dict[str, list[int]] = {}
+        for index in wanted:
+            place = self._places.get(index)
+            if place is not None:
+                by_manager.setdefault(place.manager, []).append(index)
+        message = body if how == "barrier" else None
+        results: dict[int, Any] = {
+            index: SlotLostError(f"slot {index} of job {self.run.job} is not running") for index in wanted
+        }
+
+        def one(identity: str) -> dict[int, Any]:
+            manager = self._managers.get(identity)
+            if manager is None:
+                return {}
+            request = message or {"action": action, "body": body, "indices": by_manager[identity], "timeout": timeout}
+            try:
+                answers = manager.client.call(how, request, timeout=timeout and timeout + 2)
+            except StrandlineError as error:
+                return dict.fromkeys(by_manager[identity], SlotLostError(f"task manager {identity}: {error}"))
+            return {
+                int(index): decode_error(answer["error"]) if "error" in answer else answer["value"]
+                for index, answer in answers.items()
+            }
+
+        for answers in self._pool.map(one, by_manager):
+            results.update(answers)
+        return results
+
+    def _ask(self, identities: Iterable[str], action: str, body: Any, timeout: float) -> list[tuple[str, Any]]:
+        def one(identity: str) -> tuple[str, Any]:
+            manager = self._managers.get(identity)
+            if manager is None:
+                return identity, SlotLostError(f"task manager {identity} is not known")
+            try:
+                return identity, manager.client.call(action, body, timeout=timeout)
+            except StrandlineError as error:
+                return identity, error
+
+        return list(self._pool.map(one, list(identities)))
+
+    def close(self) -> None:
+        """End all slots and task managers."""
+        self._closed = True
+        self._ask(set(self._managers), "stop_slots", None, timeout=15.0)
+        self._ask(set(self._managers), "shutdown", None, timeout=5.0)
+        self._pool.shutdown(wait=False)
+        self._server.close()
+
+
+_NOWHERE = Place("", Address("", "", "", 0))

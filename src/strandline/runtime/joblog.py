@@ -1,0 +1,156 @@
+"""The job's log in durable storage: entries created only if absent, one after the other. Who wins an entry, decides."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+import uuid
+
+from strandline.checkpoint.log import (
+    Completed,
+    Entry,
+    JobLog,
+    Takeover,
+    Verdict,
+    decode_entry,
+    encode_entry,
+    fenced_error,
+    judge_conflict,
+)
+from strandline.errors import (
+    AlreadyExistsError,
+    CheckpointError,
+    DirectoryNotOursError,
+    NotFoundError,
+    UnknownOutcomeError,
+)
+from strandline.storage import JobPaths, Storage
+
+log = logging.getLogger(__name__)
+
+KEPT_ENTRIES = 100
+"""Entries further back are deleted. Never so few that a driver could be as far behind as a pause in one call."""
+
+
+class JobLogStore:
+    """Reads and extends the log of one job."""
+
+    def __init__(self, storage: Storage, paths: JobPaths) -> None:
+        self._storage = storage
+        self._paths = paths
+        self.log = JobLog()
+
+    def load(self) -> JobLog:
+        """Where the job stands now. A folder that holds files but no log is not ours."""
+        newest = max(
+            (
+                n
+                for file in self._storage.list(self._paths.log_dir)
+                if (n := self._paths.parse_log_entry(file.path)) is not None
+            ),
+            default=None,
+        )
+        if newest is None:
+            stranger = next(iter(self._storage.list(self._paths.root)), None)
+            if stranger is not None:
+                raise DirectoryNotOursError(
+                    f"{self._storage.url}/{self._paths.root} is not empty, but not a job's checkpoint folder: it holds "
+                    f"{stranger.path!r} but no log. Choose another checkpoint_dir or job name, or empty the folder."
+                )
+            self.log = JobLog()
+        else:
+            self.log = JobLog.replay([self._read(newest)])
+        return self.log
+
+    def take_over(self) -> JobLog:
+        """Begin a new generation; every earlier one is fenced from here on."""
+        owner = f"{socket.gethostname()}/{os.getpid()}"
+        while True:
+            entry = self.log.takeover_entry(owner, time.time(), uuid.uuid4().hex)
+            if self._create(entry) is Verdict.OURS:
+                return self._apply(entry)
+            self.load()
+
+    def complete(
+        self, checkpoint_id: int, metadata_path: str, batch_id: int, retained: tuple[int, ...], dropped: tuple[int, ...]
+    ) -> JobLog:
+        """Make a checkpoint count. Raises `FencedError` if another driver has taken the job over."""
+        entry = self.log.completion_entry(
+            checkpoint_id, metadata_path, batch_id, time.time(), uuid.uuid4().hex, retained, dropped
+        )
+        return self._win(entry)
+
+    def forget_all(self) -> JobLog:
+        """Begin a generation without any checkpoint, so that all of them may be deleted. Raises `FencedError`."""
+        known = self.log
+        entry = Takeover(
+            sequence=known.next_sequence,
+            generation=known.generation + 1,
+            owner=f"{socket.gethostname()}/{os.getpid()}",
+            time=time.time(),
+            nonce=uuid.uuid4().hex,
+            last_checkpoint_id=known.last_checkpoint_id,
+            latest=None,
+            retained=(),
+            dropped=known.retained,
+        )
+        return self._win(entry)
+
+    def check_not_fenced(self) -> None:
+        """Raises `FencedError` if entries of another driver follow ours."""
+        after = self._paths.log_entry(self.log.position)
+        later = next(iter(self._storage.list(self._paths.log_dir, after=after)), None)
+        if later is not None:
+            number = self._paths.parse_log_entry(later.path)
+            if number is not None:
+                raise fenced_error(self._paths.job, self.log.generation, self._read(number))
+
+    def _win(self, entry: Entry) -> JobLog:
+        if self._create(entry) is Verdict.FENCED:
+            raise fenced_error(self._paths.job, self.log.generation, self._read(entry.sequence))
+        generation = self.log.generation
+        self._apply(entry)
+        # Old entries are deleted, so a driver that slept very long might find its place free again: look behind it.
+        later = next(iter(self._storage.list(self._paths.log_dir, after=self._paths.log_entry(entry.sequence))), None)
+        if later is not None:
+            number = self._paths.parse_log_entry(later.path)
+            raise fenced_error(self._paths.job, generation, self._read(entry.sequence if number is None else number))
+        return self.log
+
+    def _apply(self, entry: Entry) -> JobLog:
+        self.log = self.log.apply(entry)
+        if isinstance(entry, Completed) and entry.sequence >= KEPT_ENTRIES:
+            self._storage.delete([self._paths.log_entry(entry.sequence - KEPT_ENTRIES)])
+        return self.log
+
+    def _create(self, entry: Entry) -> Verdict:
+        path = self._paths.log_entry(entry.sequence)
+        for attempt in range(5):
+            try:
+                self._storage.create(path, encode_entry(entry))
+                return Verdict.OURS
+            except AlreadyExistsError:
+                return judge_conflict(entry.nonce, self._read(entry.sequence))
+            except UnknownOutcomeError as error:
+                log.warning(
+                    "job %s: outcome of log entry %d unknown, reading it back: %s",
+                    self._paths.job,
+                    entry.sequence,
+                    error,
+                )
+                time.sleep(0.2 * 2**attempt)
+                try:
+                    return judge_conflict(entry.nonce, self._read(entry.sequence))
+                except NotFoundError:
+                    continue
+        raise UnknownOutcomeError(f"{self._storage.url}/{path}: cannot tell whether the log entry was written")
+
+    def _read(self, number: int) -> Entry:
+        path = self._paths.log_entry(number)
+        where = f"{self._storage.url}/{path}"
+        entry = decode_entry(self._storage.read(path), where)
+        if entry.sequence != number:
+            raise CheckpointError(f"{where} says that it is entry {entry.sequence}: the log is damaged")
+        return entry

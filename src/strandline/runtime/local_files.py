@@ -1,0 +1,138 @@
+"""A slot's local files: sealed segments and local snapshots, and which of them can rebuild its state.
+
+Segments form a chain: each file name says which batch it follows and which batch it brings. A lost slot is rebuilt from
+the newest base (a local snapshot, or what the run was restored from) that a complete chain leads on to the last
+committed batch.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from strandline.runtime.messages import SlotSpec
+from strandline.state.backend import SnapshotFile
+
+_SEGMENT = re.compile(r"seg-(-?\d+)-(\d+)\.segment")
+
+
+class SnapshotMarker(msgspec.Struct, frozen=True):
+    """Written last: a snapshot without its marker does not exist."""
+
+    checkpoint_id: int
+    batch: int
+    files: list[tuple[str, str, int, bool]]
+    """(name, identity, size, shared)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Something that state can be rebuilt from: `snapshot` is None for what the run was restored from."""
+
+    batch: int
+    snapshot: SnapshotMarker | None
+    segments: tuple[Path, ...]
+    """The chain that leads from `batch` to the last committed batch."""
+
+
+class OperatorFolder:
+    """The local folder of one operator in one slot."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    def database(self, incarnation: int) -> Path:
+        return self.root / f"db-{incarnation}"
+
+    def download(self, incarnation: int) -> Path:
+        return self.root / f"restore-{incarnation}"
+
+    def spill(self) -> Path:
+        return self.root / "spill"
+
+    def segment(self, previous: int, batch: int) -> Path:
+        return self.root / f"seg-{previous}-{batch}.segment"
+
+    def snapshot(self, checkpoint_id: int) -> Path:
+        return self.root / f"snap-{checkpoint_id}"
+
+    def _marker(self, checkpoint_id: int) -> Path:
+        return self.root / f"snap-{checkpoint_id}.json"
+
+    def mark(self, checkpoint_id: int, batch: int, files: list[SnapshotFile]) -> None:
+        """Record that the snapshot's files are all there."""
+        marker = SnapshotMarker(checkpoint_id, batch, [(f.name, f.identity, f.size, f.shared) for f in files])
+        temporary = self._marker(checkpoint_id).with_suffix(".tmp")
+        temporary.write_bytes(msgspec.json.encode(marker))
+        temporary.replace(self._marker(checkpoint_id))
+
+    def drop_snapshot(self, checkpoint_id: int) -> None:
+        self._marker(checkpoint_id).unlink(missing_ok=True)
+        shutil.rmtree(self.snapshot(checkpoint_id), ignore_errors=True)
+
+    def drop_segments(self, up_to_batch: int) -> None:
+        """Segments that a local snapshot covers are not needed any more."""
+        for path, _previous, batch in self._segments():
+            if batch <= up_to_batch:
+                path.unlink(missing_ok=True)
+
+    def clear_databases(self, keep_incarnation: int) -> None:
+        """Delete what earlier incarnations of the slot left open."""
+        keep = {self.database(keep_incarnation).name, self.download(keep_incarnation).name}
+        for pattern in ("db-*", "restore-*", "spill"):
+            for path in self.root.glob(pattern):
+                if path.name not in keep:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def bases(self, restored_batch: int, decided_batch: int) -> list[Base]:
+        """Every base from which a complete chain leads to `decided_batch`, the newest first."""
+        chain = {batch: (previous, path) for path, previous, batch in self._segments()}
+        reach: dict[int, tuple[Path, ...]] = {decided_batch: ()}
+        batch = decided_batch
+        paths: list[Path] = []
+        while batch in chain:
+            batch, path = chain[batch]
+            paths.insert(0, path)
+            reach[batch] = tuple(paths)
+        found = [Base(marker.batch, marker, reach[marker.batch]) for marker in self._markers() if marker.batch in reach]
+        if restored_batch in reach:
+            found.append(Base(restored_batch, None, reach[restored_batch]))
+        return sorted(found, key=lambda base: (-base.batch, base.snapshot is None))
+
+    def _markers(self) -> list[SnapshotMarker]:
+        markers = []
+        for path in self.root.glob("snap-*.json"):
+            try:
+                markers.append(msgspec.json.decode(path.read_bytes(), type=SnapshotMarker))
+            except (OSError, msgspec.DecodeError):
+                continue  # half written when the process died: not a snapshot
+        return markers
+
+    def _segments(self) -> list[tuple[Path, int, int]]:
+        found = []
+        for path in self.root.glob("seg-*.segment"):
+            match = _SEGMENT.fullmatch(path.name)
+            if match:
+                found.append((path, int(match[1]), int(match[2])))
+        return found
+
+
+def slot_folder(spec: SlotSpec) -> Path:
+    return (
+        run_folder(spec.run.local_dir, spec.run.job, spec.run.run_id) / f"gen-{spec.generation}" / f"slot-{spec.index}"
+    )
+
+
+def run_folder(local_dir: str, job: str, run_id: str) -> Path:
+    """Where a run keeps its local files on a host."""
+    return Path(local_dir) / "strandline" / job / run_id
+
+
+def socket_folder(run_id: str) -> Path:
+    """Short, because a Unix socket's path may not be longer than about a hundred characters."""
+    return Path("/tmp") / f"strandline-{run_id[:12]}"

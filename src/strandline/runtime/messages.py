@@ -1,0 +1,94 @@
+"""What the processes of a run tell each other: plain structs, encoded with msgpack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from strandline.checkpoint.batch import first_batch
+from strandline.checkpoint.metadata import SubtaskState
+
+
+def batch_id(generation: int, spark_batch: int) -> int:
+    """The id of a batch: Spark's own number in the range of its generation, so that no id is ever used twice."""
+    return first_batch(generation) + spark_batch
+
+
+class BackendSettings(msgspec.Struct, frozen=True):
+    """How a slot keeps state."""
+
+    kind: str
+    memory_bytes: int
+    batch_memory: int
+    incremental: bool
+    compression: str
+
+
+class StorageSettings(msgspec.Struct, frozen=True):
+    """Where durable storage is."""
+
+    url: str
+    options: dict[str, str]
+
+
+class OperatorSpec(msgspec.Struct, frozen=True):
+    """One stateful step: its uid and the pickled operator."""
+
+    uid: str
+    blob: bytes
+
+
+class RunInfo(msgspec.Struct, frozen=True):
+    """What every process of a run knows from its start."""
+
+    job: str
+    run_id: str
+    secret: str
+    coordinator: list[Any]
+    local_dir: str
+    bind_host: str
+    heartbeat_timeout: float
+    storage: StorageSettings
+    sys_path: list[str]
+
+
+class SlotSpec(msgspec.Struct, frozen=True):
+    """Everything a slot process needs to come up at the last committed batch."""
+
+    run: RunInfo
+    generation: int
+    index: int
+    incarnation: int
+    parallelism: int
+    max_parallelism: int
+    backend: BackendSettings
+    operators: list[OperatorSpec]
+    restore: list[SubtaskState]
+    """The state to start from, one per operator; empty for a fresh start."""
+    restore_batch: int
+    """The batch that `restore` covers; -1 for a fresh start."""
+    decided_batch: int
+    """The last batch that was committed; the slot is ready once it has applied it."""
+
+
+class ExchangeHeader(msgspec.Struct, frozen=True):
+    """Says which work an exchange belongs to; stale work is refused by it."""
+
+    generation: int
+    batch: int
+    round: int
+    operator: str
+    subtask: int
+    attempt: int
+
+
+class SnapshotReport(msgspec.Struct, frozen=True):
+    """One operator's files of a snapshot, as the slot tells them to its task manager."""
+
+    operator: str
+    files: list[tuple[str, str, int, str, bool]]
+    """(name, local path, size, identity, shared)"""
+    states: list[dict[str, Any]]
+    sync_ms: float
+    write_ms: float

@@ -1,0 +1,223 @@
+"""One operator's subtask inside a slot: its state, the batch it works on, its snapshots."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from strandline.errors import StaleAttemptError
+from strandline.operators.base import BatchInfo, Operator
+from strandline.runtime.local_files import OperatorFolder
+from strandline.runtime.messages import ExchangeHeader, SlotSpec, SnapshotReport
+from strandline.runtime.recorded import RecordedOutput
+from strandline.state.backend import Snapshot, SnapshotFile, StateBackend
+from strandline.state.changes import ChangeSet
+from strandline.state.segment import SegmentHeader, write_segment
+
+
+@dataclass(slots=True)
+class Prepared:
+    """One operator's finished work on a batch that is not decided yet."""
+
+    batch: int
+    round: int
+    changes: ChangeSet
+    segment: Path
+    output: RecordedOutput
+
+    def discard(self) -> None:
+        self.changes.discard()
+        self.output.discard()
+        self.segment.unlink(missing_ok=True)
+
+
+@dataclass(slots=True)
+class LocalSnapshot:
+    """A snapshot between its barrier and the end of its upload."""
+
+    snapshot: Snapshot
+    batch: int
+    sync_ms: float
+    written: Future[tuple[list[SnapshotFile], float]]
+
+
+class OperatorSlot:
+    """One operator's subtask: its state, the batch it is working on, its snapshots."""
+
+    def __init__(self, operator: Operator, backend: StateBackend, folder: OperatorFolder, spec: SlotSpec) -> None:
+        self.operator = operator
+        self.committed = spec.decided_batch
+        self._backend = backend
+        self._folder = folder
+        self._spec = spec
+        self._busy = threading.Lock()
+        self._prepared: Prepared | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"apply-{operator.uid}")
+        self._applied: Future[None] = self._worker.submit(lambda: None)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"snapshot-{operator.uid}")
+        self._snapshots: dict[int, LocalSnapshot] = {}
+        self._newest_snapshot: int | None = None
+        self._rows = 0
+
+    def prepared(self) -> tuple[int, int] | None:
+        held = self._prepared
+        return (held.batch, held.round) if held else None
+
+    def work(
+        self,
+        header: ExchangeHeader,
+        rows: Callable[[], Iterator[pa.RecordBatch]],
+        cancelled: Callable[[], bool],
+        check: Callable[[], None],
+    ) -> RecordedOutput:
+        """The output of the batch: recorded before, or worked out now from `rows`. One attempt at a time.
+
+        `check` refuses an attempt that became stale while it waited for its turn, or while it worked.
+        """
+        while not self._busy.acquire(timeout=0.2):
+            if cancelled():
+                raise StaleAttemptError(f"attempt {header.attempt} was cancelled while it waited for its turn")
+        try:
+            check()
+            held = self._prepared
+            if held is not None and (held.batch, held.round) == (header.batch, header.round):
+                return held.output
+            self._applied.result()
+            done = self._run(header, rows())
+            try:
+                check()
+            except StaleAttemptError:
+                done.discard()
+                raise
+            if held is not None:
+                held.discard()
+            self._prepared = done
+            return done.output
+        finally:
+            self._busy.release()
+
+    def _run(self, header: ExchangeHeader, rows: Iterator[pa.RecordBatch]) -> Prepared:
+        spill = self._folder.spill()
+        spill.mkdir(exist_ok=True)
+        limit = self._spec.backend.batch_memory
+        changes = ChangeSet(self._backend, limit, spill)
+        output = RecordedOutput(
+            self.operator.output_schema, limit, spill / f"output-{header.batch}-{header.round}-{header.attempt}.arrow"
+        )
+        segment = self._folder.segment(self.committed, header.batch)
+        try:
+            batch = BatchInfo(header.batch, int(time.time() * 1000))
+            for produced in self.operator.run(self._counted(rows), changes, batch):
+                output.append(produced)
+            output.seal()
+            write_segment(
+                segment,
+                SegmentHeader(
+                    header.generation, header.batch, header.round, header.operator, header.subtask, header.attempt
+                ),
+                changes.chunks(),
+            )
+        except BaseException:
+            changes.discard()
+            output.discard()
+            raise
+        return Prepared(header.batch, header.round, changes, segment, output)
+
+    def _counted(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in rows:
+            self._rows += batch.num_rows
+            yield batch
+
+    def discard(self) -> None:
+        """Forget what was prepared. An attempt that runs meanwhile finds itself stale when it ends."""
+        if not self._busy.acquire(blocking=False):
+            return
+        try:
+            if self._prepared is not None:
+                self._prepared.discard()
+                self._prepared = None
+        finally:
+            self._busy.release()
+
+    def commit(self, batch: int) -> None:
+        """Make the prepared batch the state. Returns at once; the next batch and the next barrier wait for the rest."""
+        with self._busy:
+            held = self._prepared
+            if self.committed == batch and held is None:
+                return  # said twice
+            if held is None or held.batch != batch:
+                raise StaleAttemptError(f"operator {self.operator.uid}: batch {batch} is not prepared")
+            self._prepared = None
+            self.committed = batch
+            self._applied = self._worker.submit(self._apply, held)
+
+    def _apply(self, held: Prepared) -> None:
+        for keys, values in held.changes.chunks():
+            self._backend.apply(keys, values)
+        held.changes.discard()
+        held.output.discard()
+
+    def barrier(self, checkpoint_id: int) -> float:
+        """Freeze the committed state: the synchronous part of a checkpoint. Returns its milliseconds.
+
+        It may run beside an attempt, which only reads; the coordinator keeps commits and barriers apart.
+        """
+        self._applied.result()
+        started = time.perf_counter()
+        batch = self.committed
+        snapshot = self._backend.snapshot(self._folder.snapshot(checkpoint_id))
+        sync_ms = (time.perf_counter() - started) * 1000
+        written = self._writer.submit(self._write_snapshot, checkpoint_id, snapshot, batch)
+        self._snapshots[checkpoint_id] = LocalSnapshot(snapshot, batch, sync_ms, written)
+        return sync_ms
+
+    def _write_snapshot(self, checkpoint_id: int, snapshot: Snapshot, batch: int) -> tuple[list[SnapshotFile], float]:
+        started = time.perf_counter()
+        files = snapshot.write()
+        self._folder.mark(checkpoint_id, batch, files)
+        previous, self._newest_snapshot = self._newest_snapshot, checkpoint_id
+        self._folder.drop_segments(batch)
+        if previous is not None and previous not in self._snapshots:
+            self._folder.drop_snapshot(previous)
+        return files, (time.perf_counter() - started) * 1000
+
+    def report(self, checkpoint_id: int) -> SnapshotReport:
+        """The snapshot's files, once they are all on disk."""
+        local = self._snapshots[checkpoint_id]
+        files, write_ms = local.written.result()
+        return SnapshotReport(
+            self.operator.uid,
+            [(f.name, str(f.path), f.size, f.identity, f.shared) for f in files],
+            [msgspec.to_builtins(state) for state in self.operator.states()],
+            local.sync_ms,
+            write_ms,
+        )
+
+    def release(self, checkpoint_id: int) -> None:
+        """The upload has ended, well or not; the files go unless they are the newest local base."""
+        local = self._snapshots.pop(checkpoint_id, None)
+        if local is not None and self._newest_snapshot != checkpoint_id:
+            local.snapshot.release()
+            self._folder.drop_snapshot(checkpoint_id)
+
+    def figures(self) -> dict[str, int]:
+        """Rows worked on by this incarnation, and what its state takes up."""
+        return {
+            "rows": self._rows,
+            "state_bytes": self._backend.size_bytes(),
+            "memory_bytes": self._backend.memory_bytes(),
+        }
+
+    def close(self) -> None:
+        self._worker.shutdown()
+        self._writer.shutdown()
+        self.discard()
+        self.operator.close()
+        self._backend.close()

@@ -1,0 +1,127 @@
+"""The files of a `ParquetSink`: staged hidden by Spark's tasks, published by a rename, withdrawn by their batch id."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from strandline.checkpoint.metadata import SinkFile
+from strandline.errors import DirectoryNotOursError, NotFoundError
+from strandline.runtime.relay import current_batch
+from strandline.state.disk import disk_full_names
+from strandline.storage import Storage, open_storage
+
+MANIFEST = "sink string, staged string, final string, rows long, size long"
+_MANIFEST_ARROW = pa.schema(
+    [("sink", pa.string()), ("staged", pa.string()), ("final", pa.string()), ("rows", pa.int64()), ("size", pa.int64())]
+)
+STAGING = "_strandline"
+_FINAL = re.compile(r"part-(?P<job>.+)-(?P<batch>\d{20})-[0-9a-f]{32}\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetWriter:
+    """Runs in a Spark task: writes the task's rows to one staged file, and returns a manifest row instead of them."""
+
+    job: str
+    sink: str
+    options: dict[str, str]
+    compression: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is None:
+            return
+        final = f"part-{self.job}-{current_batch().batch:020d}-{uuid.uuid4().hex}.parquet"
+        staged = f"{STAGING}/{final}.staged"
+        with tempfile.TemporaryDirectory(prefix="strandline-sink-") as folder:
+            local = Path(folder) / "rows.parquet"
+            rows = 0
+            with (
+                disk_full_names(Path(folder)),
+                pq.ParquetWriter(local, first.schema, compression=self.compression) as out,
+            ):
+                batch: pa.RecordBatch | None = first
+                while batch is not None:
+                    rows += batch.num_rows
+                    out.write_batch(batch)
+                    batch = next(batches, None)
+            size = local.stat().st_size
+            open_storage(self.sink, self.options).upload(local, staged)
+        yield pa.RecordBatch.from_pylist(
+            [{"sink": self.sink, "staged": staged, "final": final, "rows": rows, "size": size}], _MANIFEST_ARROW
+        )
+
+
+def publish(storage: Storage, files: Iterable[SinkFile]) -> None:
+    """Make staged files visible. May be repeated: a file that was published already stays."""
+    for file in files:
+        try:
+            storage.rename(file.staged, file.final)
+        except NotFoundError:
+            if not storage.exists(file.final):
+                raise NotFoundError(
+                    f"{storage.url}: neither the staged file {file.staged} nor {file.final} is there, though a "
+                    f"completed checkpoint covers its {file.rows} rows. Bring the file back, or restore an older one."
+                ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class SinkListing:
+    """What a sink's folder holds of one job."""
+
+    staged: dict[str, int]
+    """path -> batch id"""
+    published: dict[str, int]
+    foreign: tuple[str, ...]
+
+
+def list_sink(storage: Storage, job: str) -> SinkListing:
+    staged: dict[str, int] = {}
+    published: dict[str, int] = {}
+    foreign: list[str] = []
+    for file in storage.list():
+        name = file.path.rsplit("/", 1)[-1]
+        match = _FINAL.fullmatch(name.removesuffix(".staged"))
+        if match is None:
+            if not any(part.startswith(("_", ".")) for part in file.path.split("/")):
+                foreign.append(file.path)
+        elif match["job"] == job:
+            (staged if name.endswith(".staged") else published)[file.path] = int(match["batch"])
+    return SinkListing(staged, published, tuple(foreign))
+
+
+def recover_sink(storage: Storage, job: str, restored_batch: int | None, covered: list[SinkFile]) -> None:
+    """Bring a sink's folder to what the restored checkpoint says: publish what it covers, withdraw what came after.
+
+    Without a checkpoint the folder must not hold published rows: they would stay beside the same rows computed anew.
+    """
+    listing = list_sink(storage, job)
+    if restored_batch is None:
+        if listing.published:
+            raise DirectoryNotOursError(
+                f"{storage.url} holds {len(listing.published)} files that job {job!r} published earlier, but it has "
+                "no checkpoint to go on from. Empty the folder, choose another one, or bring the checkpoint back."
+            )
+        if listing.foreign:
+            raise DirectoryNotOursError(
+                f"{storage.url} is not empty and not ours: it holds {listing.foreign[0]!r}"
+                f"{f' and {len(listing.foreign) - 1} other files' if len(listing.foreign) > 1 else ''}. "
+                "Give the sink a folder of its own."
+            )
+    publish(storage, covered)
+    keep = -1 if restored_batch is None else restored_batch
+    storage.delete([path for path, batch in listing.published.items() if batch > keep])
+    staged = {file.staged for file in covered}
+    storage.delete([path for path in listing.staged if path not in staged])
+
+
+def sink_storage(path: str, options: dict[str, str]) -> Storage:
+    return open_storage(path, options)

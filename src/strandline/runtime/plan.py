@@ -1,0 +1,215 @@
+"""The job's graph, and the one streaming plan that Spark runs for it.
+
+Shuffles, relays and Parquet writers are all part of the plan, which is built once for a query; the batch function only
+starts actions on the finished rows. A stream that is used twice is evaluated twice, and gets the same rows both times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN, Operator
+from strandline.runtime.batches import Outlets
+from strandline.runtime.parquet_files import MANIFEST, ParquetWriter
+from strandline.runtime.relay import Relay
+from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+Transformation = Callable[["DataFrame"], "DataFrame"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceNode:
+    """A streaming DataFrame that the user brought."""
+
+    frame: DataFrame
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TransformNode:
+    """A stateless step: any function of a DataFrame."""
+
+    parent: Node
+    function: Transformation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnionNode:
+    """The rows of several streams with one schema."""
+
+    parents: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StatefulNode:
+    """A keyed step with state."""
+
+    parent: Node
+    operator: Operator
+    columns: tuple[str, ...]
+    """The input columns that the operator reads; no others are shuffled."""
+    output: StructType
+
+
+Node = SourceNode | TransformNode | UnionNode | StatefulNode
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What the plan needs to know of the run it is built for."""
+
+    job: str
+    coordinator: tuple[Any, ...]
+    secret: str
+    parallelism: int
+    max_parallelism: int
+    storage_options: dict[str, str]
+
+
+@dataclass(slots=True)
+class Graph:
+    """What the user built."""
+
+    sinks: list[tuple[Node, Sink]] = field(default_factory=list)
+    operators: list[Operator] = field(default_factory=list)
+
+    def build(self, wiring: Wiring) -> tuple[DataFrame, Outlets]:
+        """The finished rows of all sinks, and how to tell them apart again."""
+        from pyspark.sql import functions as F
+
+        frames: dict[int, DataFrame] = {}
+        manifests = [
+            _frame(node, wiring, frames).mapInArrow(
+                ParquetWriter(wiring.job, sink.path, wiring.storage_options, sink.compression), MANIFEST
+            )
+            for node, sink in self.sinks
+            if isinstance(sink, ParquetSink)
+        ]
+        functions = [(node, sink.function) for node, sink in self.sinks if isinstance(sink, ForeachBatchSink)]
+        streams: list[Node] = []
+        for node, _function in functions:
+            if not any(node is known for known in streams):
+                streams.append(node)
+        branches = [(_frame(node, wiring, frames)) for node in streams]
+        manifest = reduce(lambda a, b: a.unionByName(b), manifests) if manifests else None
+        if manifest is not None and not branches:
+            return manifest, Outlets(lambda rows: rows, ())
+        if manifest is None and len(branches) == 1:
+            return branches[0], Outlets(None, tuple((lambda rows: rows, function) for _node, function in functions))
+
+        # Several kinds of rows: each in a struct column of its own, null elsewhere, with the number of the branch.
+        bodies = ([manifest] if manifest is not None else []) + branches
+        tagged = [
+            body.select(
+                F.lit(number).alias("branch"),
+                *(
+                    (F.struct("*") if other == number else F.lit(None).cast(_struct(bodies[other]))).alias(
+                        f"rows{other}"
+                    )
+                    for other in range(len(bodies))
+                ),
+            )
+            for number, body in enumerate(bodies)
+        ]
+        first = 1 if manifest is not None else 0
+        return (
+            reduce(lambda a, b: a.union(b), tagged),
+            Outlets(
+                _branch(0) if manifest is not None else None,
+                tuple(
+                    (_branch(first + next(i for i, known in enumerate(streams) if known is node)), function)
+                    for node, function in functions
+                ),
+            ),
+        )
+
+
+def _struct(frame: DataFrame) -> StructType:
+    return frame.schema
+
+
+def _branch(number: int) -> Transformation:
+    return lambda rows: rows.filter(f"branch = {number}").select(f"rows{number}.*")
+
+
+def prototype(node: Node) -> DataFrame:
+    """A frame with the node's schema, for checking what is built on it; it is never run."""
+    return _frame(node, None, {})
+
+
+def _frame(node: Node, wiring: Wiring | None, known: dict[int, DataFrame]) -> DataFrame:
+    frame = known.get(id(node))
+    if frame is None:
+        frame = known[id(node)] = _build(node, wiring, known)
+    return frame
+
+
+def _build(node: Node, wiring: Wiring | None, known: dict[int, DataFrame]) -> DataFrame:
+    match node:
+        case SourceNode(frame):
+            return frame
+        case TransformNode(parent, function):
+            return function(_frame(parent, wiring, known))
+        case UnionNode(parents):
+            return reduce(lambda a, b: a.unionByName(b), [_frame(parent, wiring, known) for parent in parents])
+        case StatefulNode(parent, operator, columns, output):
+            rows = _frame(parent, wiring, known)
+            if wiring is None:
+                return rows.mapInArrow(_nothing, output)
+            relay = Relay(operator.uid, wiring.coordinator, wiring.secret)
+            return _partitioned(rows.select(*columns), operator, wiring).mapInArrow(relay, output)
+
+
+def _nothing(batches: Any) -> Any:
+    return iter(())
+
+
+def _partitioned(rows: DataFrame, operator: Operator, wiring: Wiring) -> DataFrame:
+    """Every row with its key group, in the partition of the subtask that owns the group."""
+    from pyspark.sql import functions as F
+
+    group = F.pmod(F.xxhash64(*operator.key_columns), F.lit(wiring.max_parallelism)).cast("int")
+    subtask = F.expr(f"cast(`{KEY_GROUP_COLUMN}` * {wiring.parallelism} div {wiring.max_parallelism} as int)")
+    keyed = rows.withColumn(KEY_GROUP_COLUMN, group).withColumn(SUBTASK_COLUMN, subtask)
+    keyed = keyed.repartitionById(wiring.parallelism, F.col(SUBTASK_COLUMN))
+    return keyed.sortWithinPartitions(*operator.key_columns) if operator.sorted_input else keyed
+
+
+def source_problems(frame: DataFrame) -> list[str]:
+    """What speaks against a DataFrame as the source of a job, found in its plan."""
+    problems = []
+    nodes = [frame._jdf.queryExecution().analyzed()]  # plans have no public API in Python
+    while nodes:
+        node = nodes.pop()
+        name = node.nodeName()
+        children = [node.children().apply(number) for number in range(node.children().size())]
+        nodes.extend(children)
+        streaming = [child for child in children if child.isStreaming()]
+        if streaming and (name in _STATEFUL or (name == "Join" and len(streaming) == 2)):
+            problems.append(
+                f"it contains Spark's own stateful operator {name}, whose state our checkpoints do not cover"
+            )
+        if name == "StreamingRelation":
+            option = node.dataSource().options().get("cleanSource")
+            if option.isDefined() and str(option.get()).lower() != "off":
+                problems.append("its option cleanSource removes files before a checkpoint covers them")
+    return problems
+
+
+_STATEFUL = {
+    "Aggregate",
+    "Deduplicate",
+    "DeduplicateWithinWatermark",
+    "FlatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState",
+    "TransformWithState",
+    "TransformWithStateInPandas",
+    "TransformWithStateInPySpark",
+    "Distinct",
+}

@@ -1,0 +1,144 @@
+"""Bringing an operator's state to the last committed batch: from local files, or from a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from strandline.checkpoint.metadata import SubtaskState
+from strandline.errors import DamagedFileError, IncompatibleCheckpointError, NotFoundError, SegmentsLostError
+from strandline.operators.base import Operator
+from strandline.runtime.local_files import Base, OperatorFolder
+from strandline.runtime.messages import SlotSpec
+from strandline.state.backend import StateBackend
+from strandline.state.factory import RestoredFile, open_backend
+from strandline.state.rocksdb import RocksDBMemory
+from strandline.state.segment import read_segment
+from strandline.storage import open_storage
+
+log = logging.getLogger(__name__)
+
+
+def rebuild(spec: SlotSpec, operator: Operator, folder: OperatorFolder, memory: RocksDBMemory | None) -> StateBackend:
+    """The operator's state at `spec.decided_batch`, from the newest base that works.
+
+    Raises `SegmentsLostError` when the files that lead there are gone, `DamagedFileError` when the checkpoint is bad,
+    `IncompatibleCheckpointError` when it holds a state that the operator declares differently.
+    """
+    folder.clear_databases(spec.incarnation)
+    durable = next((state for state in spec.restore if state.operator == operator.uid), None)
+    _check_states(operator, durable)
+    problems: list[str] = []
+    for base in folder.bases(spec.restore_batch, spec.decided_batch):
+        try:
+            backend = _open_base(spec, folder, base, durable, memory)
+        except (OSError, DamagedFileError) as error:
+            if base.snapshot is None and not base.segments:
+                raise  # the checkpoint itself is damaged: nothing older can help here
+            problems.append(str(error))
+            continue
+        finally:
+            shutil.rmtree(folder.download(spec.incarnation), ignore_errors=True)
+        log.info(
+            "operator %s at batch %d, from batch %d and %d segments",
+            operator.uid,
+            spec.decided_batch,
+            base.batch,
+            len(base.segments),
+        )
+        return backend
+    raise SegmentsLostError(
+        f"job {spec.run.job}, operator {operator.uid}, subtask {spec.index}: the local files cannot bring the state to "
+        f"batch {spec.decided_batch}{': ' + '; '.join(problems) if problems else ''}. The run goes back to its last "
+        "completed checkpoint."
+    )
+
+
+def _open_base(
+    spec: SlotSpec, folder: OperatorFolder, base: Base, durable: SubtaskState | None, memory: RocksDBMemory | None
+) -> StateBackend:
+    files: list[RestoredFile] = []
+    if base.snapshot is not None:
+        where = folder.snapshot(base.snapshot.checkpoint_id)
+        for name, identity, size, shared in base.snapshot.files:
+            if (where / name).stat().st_size != size:
+                raise DamagedFileError(f"{where / name}: not {size} bytes")
+            files.append(RestoredFile(name, where / name, identity, shared))
+    elif durable is not None:
+        files = _download(spec, durable, folder.download(spec.incarnation))
+    backend = open_backend(
+        spec.backend.kind,
+        folder.database(spec.incarnation),
+        memory=memory,
+        incremental=spec.backend.incremental,
+        compression=spec.backend.compression,
+        restored_files=files,
+    )
+    try:
+        for path in base.segments:
+            _header, chunks = read_segment(path)
+            for keys, values in chunks:
+                backend.apply(keys, values)
+    except BaseException:
+        backend.close()
+        raise
+    return backend
+
+
+def _download(spec: SlotSpec, state: SubtaskState, target: Path) -> list[RestoredFile]:
+    """The files of a checkpoint, on local disk, each with the right size and checksum."""
+    target.mkdir(parents=True, exist_ok=True)
+    storage = open_storage(spec.run.storage.url, spec.run.storage.options)
+
+    def fetch(position: int) -> RestoredFile:
+        file = state.files[position]
+        path = target / file.name
+        restored = RestoredFile(file.name, path, file.identity, file.shared)
+        if file.handle is None:
+            path.write_bytes(file.inline or b"")
+            return restored
+        what = (
+            f"job {spec.run.job}, operator {state.operator}, subtask {state.subtask}: {storage.url}/{file.handle.path}"
+        )
+        advice = "Restore from another checkpoint, or bring the file back."
+        try:
+            storage.download(file.handle.path, path)
+        except NotFoundError as error:
+            raise DamagedFileError(f"{what} is missing, though the checkpoint needs it. {advice}") from error
+        found = checksum(path)
+        if path.stat().st_size != file.handle.size or found != file.handle.checksum:
+            raise DamagedFileError(
+                f"{what} is damaged: {path.stat().st_size} bytes with {found}, expected {file.handle.size} bytes with "
+                f"{file.handle.checksum}. {advice}"
+            )
+        return restored
+
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(fetch, range(len(state.files))))
+
+
+def checksum(path: Path) -> str:
+    """The checksum of a local file, as checkpoint metadata holds it."""
+    value = 0
+    with path.open("rb") as source:
+        while block := source.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return f"crc32:{value:08x}"
+
+
+def _check_states(operator: Operator, durable: SubtaskState | None) -> None:
+    """A state keeps its kind and schema for life."""
+    before = {str(state["name"]): state for state in durable.states} if durable is not None else {}
+    for state in operator.states():
+        now = msgspec.to_builtins(state)
+        known = before.get(state.name)
+        if known is not None and known != now:
+            raise IncompatibleCheckpointError(
+                f"operator {operator.uid}: the checkpoint has the state {state.name!r} as {known}, the job declares "
+                f"{now}. Declare it as it was, or give the new state another name."
+            )

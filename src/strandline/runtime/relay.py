@@ -1,0 +1,119 @@
+"""The relay: the Spark task's side of a stateful step. It carries Arrow batches to the slot, and the answer back.
+
+It writes the whole input first and reads the output then: the slot answers only once the subtask is prepared, so every
+row that Spark ever sees comes from a finished attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from strandline.errors import SlotLostError, StrandlineError
+from strandline.operators.base import SUBTASK_COLUMN
+from strandline.runtime.messages import ExchangeHeader, batch_id
+from strandline.runtime.wire import Address, Client, translate
+
+GENERATION = "strandline.generation"
+ROUND = "strandline.round"
+EPOCH = "strandline.epoch"
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """What a relay knows from the plan; all that changes from batch to batch comes with the task."""
+
+    operator: str
+    coordinator: tuple[Any, ...]
+    secret: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is None:
+            return
+        header = self._header(first.column(SUBTASK_COLUMN)[0].as_py())
+        client = _slot(Address.unpack(list(self.coordinator)), self.secret, header)
+        try:
+            writer, reader = client.exchange(msgspec.msgpack.encode(header))
+            with writer:
+                yield from _exchange(writer, reader, first, batches)
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            _clients.clear()
+            raise translate(error, f"slot {header.subtask}, operator {header.operator}") from error
+
+    def _header(self, subtask: int) -> ExchangeHeader:
+        task = current_batch()
+        return ExchangeHeader(task.generation, task.batch, task.round, self.operator, subtask, task.attempt)
+
+
+class TaskBatch(NamedTuple):
+    """The batch that a Spark task works for."""
+
+    generation: int
+    batch: int
+    round: int
+    epoch: str
+    attempt: int
+
+
+def current_batch() -> TaskBatch:
+    """Read from the task's local properties, which the batch function sets before each action."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    assert task is not None
+    values = [task.getLocalProperty(name) for name in (GENERATION, "streaming.sql.batchId", ROUND, EPOCH)]
+    if any(value is None for value in values):
+        raise StrandlineError("rows of a Strandline job can only be evaluated inside its batch function")
+    generation, spark_batch, round_, epoch = (str(value) for value in values)
+    return TaskBatch(
+        int(generation), batch_id(int(generation), int(spark_batch)), int(round_), epoch, task.taskAttemptId()
+    )
+
+
+def _exchange(
+    writer: Any, reader: Any, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    schema = first.schema.remove(first.schema.get_field_index(SUBTASK_COLUMN))
+    writer.begin(schema)
+    if reader.read_chunk().app_metadata.to_pybytes() == b"go":
+        rows = 0
+        batch: pa.RecordBatch | None = first
+        while batch is not None:
+            if batch.num_rows:
+                rows += batch.num_rows
+                writer.write_batch(batch.drop_columns([SUBTASK_COLUMN]))
+            batch = next(rest, None)
+        writer.write_metadata(str(rows).encode())
+        writer.done_writing()
+        reader.read_chunk()
+    for chunk in reader:
+        if chunk.data is not None:
+            yield chunk.data
+
+
+_clients: dict[tuple[str, int], Client] = {}
+"""Connections to slots, kept while the Python worker lives; the key is (epoch of addresses, slot)."""
+
+
+def _slot(coordinator: Address, secret: str, header: ExchangeHeader) -> Client:
+    epoch = current_batch().epoch
+    client = _clients.get((epoch, header.subtask))
+    if client is None:
+        if any(known != epoch for known, _slot in _clients):
+            _clients.clear()
+        asked = Client(coordinator, secret)
+        try:
+            addresses = asked.call("slots", {"generation": header.generation}, timeout=30)
+        finally:
+            asked.close()
+        address = addresses.get(header.subtask)
+        if address is None:
+            raise SlotLostError(f"slot {header.subtask} is not running")
+        client = _clients[(epoch, header.subtask)] = Client(Address.unpack(address), secret)
+    return client

@@ -1,0 +1,44 @@
+"""When a failed run may start again, and after how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from strandline.config import Config
+
+
+@dataclass(slots=True)
+class RestartStrategy:
+    """Counts failures against `Config.restart_*`; a long time without failure forgives the earlier ones."""
+
+    kind: str
+    attempts: int
+    delay: float
+    max_delay: float
+    multiplier: float
+    reset_after: float
+    _failures: int = 0
+    _last: float = field(default=float("-inf"))
+
+    @classmethod
+    def of(cls, config: Config) -> RestartStrategy:
+        return cls(
+            config.restart_strategy,
+            config.restart_attempts,
+            config.restart_delay,
+            config.restart_max_delay,
+            config.restart_multiplier,
+            config.restart_reset_after,
+        )
+
+    def after_failure(self, now: float) -> float | None:
+        """Seconds to wait before the next start, or None when the run has failed for good."""
+        if now - self._last > self.reset_after:
+            self._failures = 0
+        self._last = now
+        self._failures += 1
+        if self.kind == "none" or 0 <= self.attempts < self._failures:
+            return None
+        if self.kind == "fixed-delay":
+            return self.delay
+        return min(self.max_delay, self.delay * self.multiplier ** (self._failures - 1))

@@ -1,0 +1,308 @@
+"""A run: one driver's life of a job, through as many generations as its failures need."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from strandline.checkpoint.stats import CheckpointHistory, CheckpointStats
+from strandline.config import Config
+from strandline.errors import (
+    CheckpointError,
+    ConfigError,
+    FencedError,
+    JobFailedError,
+    StrandlineError,
+)
+from strandline.runtime.batches import FATAL
+from strandline.runtime.cluster import Cluster
+from strandline.runtime.generation import Generation
+from strandline.runtime.messages import RunInfo, StorageSettings
+from strandline.runtime.plan import Graph
+from strandline.runtime.restart import RestartStrategy
+from strandline.runtime.wire import default_host
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+ENDED = ("finished", "stopped", "cancelled", "failed")
+FINAL_ERRORS = (*FATAL, FencedError, ConfigError, CheckpointError)
+"""A restart would only meet these again."""
+
+
+class Run:
+    """Starts generations, watches over them, and ends when told to or when a failure cannot be mended."""
+
+    def __init__(self, name: str, spark: SparkSession, config: Config, graph: Graph, *, available_now: bool) -> None:
+        self.name = name
+        self.status = "starting"
+        self.error: StrandlineError | None = None
+        self.restarts = 0
+        self._spark = spark
+        self._config = config
+        self._graph = graph
+        self._available_now = available_now
+        self._history = CheckpointHistory()
+        self._strategy = RestartStrategy.of(config)
+        self._generation: Generation | None = None
+        self._cluster: Cluster | None = None
+        self._changed = threading.Condition()
+        self._asked: str | None = None
+        """`stop` or `cancel`, once somebody asked for it."""
+        self._totals = {"rounds_repeated": 0, "replaced_slots": 0}
+        self._done = threading.Event()
+
+    # --- starting --------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the first generation; what is wrong with the job, its options or its checkpoint is raised here."""
+        _check_spark(self._spark, self._config)
+        self._cluster = self._make_cluster()
+        try:
+            self._open_generation()
+        except BaseException:
+            self._close_cluster()
+            self.status = "failed"
+            self._done.set()
+            raise
+        threading.Thread(target=self._supervise, daemon=True, name=f"strandline-{self.name}").start()
+
+    def _make_cluster(self) -> Cluster:
+        context = self._spark.sparkContext
+        run_id = uuid.uuid4().hex
+        secret = secrets.token_hex(32)
+        local = str(context.master).startswith("local")
+        host = default_host(local, self._config.bind_host)
+
+        def info(coordinator: list[Any]) -> RunInfo:
+            return RunInfo(
+                job=self.name,
+                run_id=run_id,
+                secret=secret,
+                coordinator=coordinator,
+                local_dir=self._config.local_dir or tempfile.gettempdir(),
+                bind_host=host,
+                heartbeat_timeout=self._config.heartbeat_timeout,
+                storage=StorageSettings(_absolute(self._config.checkpoint_dir), dict(self._config.storage_options)),
+                sys_path=[os.path.abspath(entry) for entry in sys.path if entry] + [os.getcwd()],
+            )
+
+        return Cluster(context, info, run_id=run_id, secret=secret, bind_host=host)
+
+    def _open_generation(self) -> None:
+        assert self._cluster is not None
+        self._generation = Generation.open(
+            self.name, self._spark, self._config, self._graph, self._cluster, self._history, self._available_now
+        )
+        self._set_status("running")
+
+    def _set_status(self, status: str) -> None:
+        with self._changed:
+            self.status = status
+            self._changed.notify_all()
+
+    # --- watching --------------------------------------------------------------------------------
+
+    def _supervise(self) -> None:
+        try:
+            while not self._done.is_set():
+                generation = self._generation
+                assert generation is not None
+                failure = generation.watch(lambda: self._asked is not None)
+                if self._asked is not None:
+                    return  # whoever asked ends the run
+                if failure is None:
+                    self._finish(generation)
+                elif not self._restart(generation, failure):
+                    return
+        except BaseException as error:
+            log.exception("job %s: the supervisor failed", self.name)
+            self._fail(StrandlineError(f"job {self.name}: {type(error).__name__}: {error}"))
+
+    def _finish(self, generation: Generation) -> None:
+        """The source is drained: a last checkpoint makes everything visible."""
+        try:
+            generation.checkpoints.take()
+        except StrandlineError as error:
+            self._fail(error)
+            return
+        self._end(generation, "finished")
+
+    def _restart(self, generation: Generation, failure: StrandlineError) -> bool:
+        """Go back to the last completed checkpoint, as long as the restart strategy allows."""
+        while True:
+            self._close_generation(generation)
+            delay = None if isinstance(failure, FINAL_ERRORS) else self._strategy.after_failure(time.monotonic())
+            if delay is None:
+                self._fail(failure)
+                return False
+            log.warning("job %s: restarting in %.1f s after: %s", self.name, delay, failure)
+            self.restarts += 1
+            self._set_status("restarting")
+            deadline = time.monotonic() + delay
+            while time.monotonic() < deadline and self._asked is None:
+                time.sleep(0.02)
+            if self._asked is not None:
+                return False
+            try:
+                self._open_generation()
+                return True
+            except StrandlineError as error:
+                failure = error
+            except Exception as error:  # noqa: BLE001 - whatever Spark raises, the strategy decides
+                failure = StrandlineError(f"job {self.name}: {type(error).__name__}: {error}")
+
+    def _close_generation(self, generation: Generation) -> None:
+        if self._generation is generation:
+            self._generation = None
+            self._totals["rounds_repeated"] += generation.batch_function.rounds_repeated
+            self._totals["replaced_slots"] += generation.batch_function.replaced_slots
+            generation.close()
+
+    def _fail(self, error: StrandlineError) -> None:
+        log.error("job %s failed: %s", self.name, error)
+        self.error = error
+        if self._generation is not None:
+            self._close_generation(self._generation)
+        self._close_cluster()
+        self._set_status("failed")
+        self._done.set()
+
+    def _end(self, generation: Generation | None, status: str) -> None:
+        if generation is not None:
+            self._close_generation(generation)
+        self._close_cluster()
+        self._set_status(status)
+        self._done.set()
+
+    def _close_cluster(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()
+
+    # --- what the user asks ------------------------------------------------------------------------
+
+    def process_all_available(self) -> None:
+        if self._available_now:
+            self.await_termination(None)
+            return
+        while True:
+            generation = self._running()
+            try:
+                generation.process_all_available()
+                return
+            except Exception as error:
+                if self._generation is generation and self.status == "running" and not generation.has_failed(10.0):
+                    raise
+                log.info("job %s: waiting for the restart after: %s", self.name, error)
+
+    def _running(self) -> Generation:
+        """The generation that runs, once there is one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.status in ("running", *ENDED))
+        self._raise_if_failed()
+        generation = self._generation
+        if self.status != "running":
+            raise JobFailedError(f"job {self.name!r} does not run any more: it is {self.status}")
+        if generation is None:
+            time.sleep(0.05)
+            return self._running()
+        return generation
+
+    def _raise_if_failed(self) -> None:
+        if self.status == "failed" and self.error is not None:
+            raise self.error
+
+    def await_termination(self, timeout: float | None) -> bool:
+        ended = self._done.wait(timeout)
+        self._raise_if_failed()
+        return ended
+
+    def checkpoints(self) -> list[CheckpointStats]:
+        return self._history.checkpoints()
+
+    def trigger_checkpoint(self) -> CheckpointStats:
+        taken = self._running().checkpoints.take()
+        if taken is None:
+            raise CheckpointError(
+                f"job {self.name!r} has not processed anything yet, so there is nothing to checkpoint"
+            )
+        return taken
+
+    def stop(self) -> None:
+        def orderly(generation: Generation) -> None:
+            generation.batch_function.hold()
+            generation.checkpoints.take()
+
+        self._ask("stop", "stopped", orderly)
+
+    def cancel(self) -> None:
+        def at_once(generation: Generation) -> None:
+            if self._config.on_cancel == "delete":
+                generation.checkpoints.delete_all()
+
+        self._ask("cancel", "cancelled", at_once)
+
+    def _ask(self, what: str, status: str, last_acts: Callable[[Generation], None]) -> None:
+        if self._done.is_set():
+            self._raise_if_failed()
+            return
+        generation = self._running()
+        try:
+            last_acts(generation)
+        except StrandlineError as error:
+            self._asked = what
+            self._fail(error)
+            raise
+        self._asked = what
+        self._end(generation, status)
+
+    def processes(self) -> dict[str, Any]:
+        return self._cluster.describe() if self._cluster is not None and not self._done.is_set() else {}
+
+    def figures(self) -> dict[str, Any]:
+        generation = self._generation
+        repeated, replaced = self._totals["rounds_repeated"], self._totals["replaced_slots"]
+        state: dict[str, Any] = {}
+        if generation is not None:
+            repeated += generation.batch_function.rounds_repeated
+            replaced += generation.batch_function.replaced_slots
+            state = generation.figures()
+        return {
+            "status": self.status,
+            "restarts": self.restarts,
+            "rounds_repeated": repeated,
+            "replaced_slots": replaced,
+            **state,
+        }
+
+
+def _absolute(location: str) -> str:
+    """A local path must mean the same folder in every process, whatever its working directory."""
+    return location if "://" in location else os.path.abspath(location)
+
+
+def _check_spark(spark: SparkSession, config: Config) -> None:
+    context = spark.sparkContext
+    if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        context.pythonExec = sys.executable  # the workers must find this package
+    limit = context.getConf().get("spark.executor.pyspark.memory", None)
+    if limit is not None:
+        raise ConfigError(
+            f"spark.executor.pyspark.memory={limit} limits the address space of Python workers and of all processes "
+            f"they start, so slots could not have state_memory of {config.state_memory} bytes. Remove the setting."
+        )
+    for name in ("changelog", "local_recovery"):
+        if getattr(config, name):
+            raise ConfigError(f"{name}=True is not available in this release")
+    if config.rest_port is not None:
+        raise ConfigError("rest_port is set, but the REST interface is not available in this release")

@@ -1,0 +1,319 @@
+"""The task manager: one process per executor that starts slots, fans calls out to them and uploads their snapshots.
+
+It ends, and its slots with it, when the coordinator has not answered for the heartbeat timeout.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from strandline.checkpoint.metadata import FileHandle
+from strandline.errors import SlotLostError, StrandlineError
+from strandline.runtime.local_files import run_folder, slot_folder, socket_folder
+from strandline.runtime.messages import RunInfo, SlotSpec, SnapshotReport
+from strandline.runtime.uploads import SnapshotUploader
+from strandline.runtime.wire import Address, Client, Server, decode_error, encode_error
+from strandline.state.keys import key_group_range
+from strandline.storage import open_storage
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_EVERY = 1.0
+
+
+@dataclass(slots=True)
+class SlotProcess:
+    """A running slot."""
+
+    spec: SlotSpec
+    process: subprocess.Popen[bytes]
+    client: Client
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def end(self) -> None:
+        """Kill it; its state is in its files, there is nothing to say goodbye to."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.client.close()
+
+
+class TaskManager:
+    """Serves one run on one executor."""
+
+    def __init__(self, run: RunInfo, identity: str) -> None:
+        self.run = run
+        self.identity = identity
+        self._slots: dict[int, SlotProcess] = {}
+        self._changing = threading.Lock()
+        self._fan_pool = ThreadPoolExecutor(64, thread_name_prefix="fan")
+        self._ended = threading.Event()
+        self._folder = run_folder(run.local_dir, run.job, run.run_id)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._alive = _hold(self._folder)
+        _clear_dead_runs(self._folder)
+        storage = open_storage(run.storage.url, run.storage.options)
+        self._uploader = SnapshotUploader(storage, run.job)
+        self._coordinator = Client(Address.unpack(run.coordinator), run.secret)
+        names = (
+            "start_slots",
+            "stop_slots",
+            "fan",
+            "barrier",
+            "checkpoint_completed",
+            "checkpoint_aborted",
+            "shutdown",
+            "describe",
+        )
+        self.server = Server(
+            run.secret,
+            {name: getattr(self, name) for name in names},
+            bind_host=run.bind_host,
+            unix_path=str(socket_folder(run.run_id) / f"tm-{os.getpid()}.sock"),
+        )
+
+    # --- slots -----------------------------------------------------------------------------------
+
+    def start_slots(self, body: dict[str, Any]) -> dict[int, Any]:
+        """Start a slot for every spec, in parallel; answers with their addresses once they hold their state."""
+        specs = [msgspec.convert(spec, SlotSpec) for spec in body["specs"]]
+        self._uploader.start_from(state for spec in specs for state in spec.restore)
+        with self._changing:
+            for spec in specs:
+                old = self._slots.pop(spec.index, None)
+                if old is not None:
+                    old.end()
+            self._clear_old_generations(specs)
+            outcomes = list(self._fan_pool.map(self._start, specs))
+        failed = [outcome for outcome in outcomes if isinstance(outcome, StrandlineError)]
+        if failed:
+            raise failed[0]
+        return {slot.spec.index: slot.client.address.pack() for slot in outcomes if isinstance(slot, SlotProcess)}
+
+    def _start(self, spec: SlotSpec) -> SlotProcess | StrandlineError:
+        folder = slot_folder(spec)
+        folder.mkdir(parents=True, exist_ok=True)
+        log_path = self._folder / f"slot-{spec.index}.log"
+        with log_path.open("ab") as log_file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "strandline.runtime.slot"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log_file,
+            )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            message = msgspec.msgpack.encode(spec)
+            process.stdin.write(struct.pack(">Q", len(message)) + message)
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except OSError:
+            answer = b""
+        process.stdout.close()
+        if not answer:
+            process.kill()
+            code = process.wait()
+            tail = log_path.read_text(errors="replace")[-2000:]
+            return SlotLostError(
+                f"slot {spec.index} of job {spec.run.job} ended while it started (exit code {code}); its log ends:\n"
+                f"{tail}"
+            )
+        told = msgspec.json.decode(answer)
+        if "error" in told:
+            process.wait()
+            return decode_error(bytes.fromhex(told["error"]))
+        slot = SlotProcess(spec, process, Client(Address.unpack(told["address"]), spec.run.secret))
+        self._slots[spec.index] = slot
+        return slot
+
+    def _clear_old_generations(self, specs: list[SlotSpec]) -> None:
+        newest = max((spec.generation for spec in specs), default=0)
+        for index, slot in list(self._slots.items()):
+            if slot.spec.generation < newest:
+                slot.end()
+                del self._slots[index]
+        for path in self._folder.glob("gen-*"):
+            if int(path.name.removeprefix("gen-")) < newest:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def stop_slots(self, _body: Any) -> None:
+        with self._changing:
+            for slot in self._slots.values():
+                try:
+                    slot.client.call("stop", timeout=2)
+                    slot.process.wait(timeout=5)
+                except (StrandlineError, subprocess.TimeoutExpired):
+                    pass
+                slot.end()
+            self._slots.clear()
+
+    def describe(self, _body: Any) -> dict[str, Any]:
+        return {
+            "identity": self.identity,
+            "pid": os.getpid(),
+            "slots": {index: {"pid": slot.process.pid, "alive": slot.alive()} for index, slot in self._slots.items()},
+        }
+
+    def fan(self, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        """Call `action` on every slot, or on those of `indices`, at once; each answers for itself."""
+        indices = body.get("indices")
+        slots = [slot for index, slot in self._slots.items() if indices is None or index in indices]
+
+        def one(slot: SlotProcess) -> dict[str, Any]:
+            try:
+                return {"value": slot.client.call(body["action"], body.get("body"), body.get("timeout"))}
+            except StrandlineError as error:
+                return {"error": encode_error(error)}
+
+        answers = self._fan_pool.map(one, slots)
+        return {slot.spec.index: answer for slot, answer in zip(slots, answers, strict=True)}
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def barrier(self, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        """Freeze all slots (the synchronous part), then upload in the background."""
+        answers = self.fan({"action": "barrier", "body": body, "timeout": body.get("timeout")})
+        barrier_time = time.time()
+        for index, answer in answers.items():
+            if "value" in answer:
+                threading.Thread(
+                    target=self._upload, args=(self._slots[index], body["checkpoint"], barrier_time), daemon=True
+                ).start()
+        return answers
+
+    def _upload(self, slot: SlotProcess, checkpoint_id: int, barrier_time: float) -> None:
+        spec = slot.spec
+        groups = key_group_range(spec.index, spec.parallelism, spec.max_parallelism)
+        try:
+            try:
+                reports = slot.client.call("report", {"checkpoint": checkpoint_id})
+                for report in msgspec.convert(reports, list[SnapshotReport]):
+                    acknowledged = self._uploader.upload(
+                        checkpoint_id,
+                        spec.index,
+                        groups,
+                        spec.backend.kind,
+                        spec.backend.incremental and spec.backend.kind == "rocksdb",
+                        report,
+                        barrier_time,
+                    )
+                    self._coordinator.call(
+                        "acknowledge",
+                        {"checkpoint": checkpoint_id, "generation": spec.generation, "ack": acknowledged},
+                    )
+            except StrandlineError as error:
+                log.warning("checkpoint %d, subtask %d: %s", checkpoint_id, spec.index, error)
+                self._coordinator.call(
+                    "decline",
+                    {
+                        "checkpoint": checkpoint_id,
+                        "generation": spec.generation,
+                        "reason": f"subtask {spec.index}: {error}",
+                        "lost": isinstance(error, SlotLostError),
+                    },
+                )
+            finally:
+                slot.client.call("release", {"checkpoint": checkpoint_id})
+        except StrandlineError as error:
+            log.warning("checkpoint %d, subtask %d: %s", checkpoint_id, spec.index, error)
+
+    def checkpoint_completed(self, body: dict[str, Any]) -> None:
+        replaced = msgspec.convert(body["replaced"], dict[str, FileHandle])
+        self._uploader.completed(body["checkpoint"], replaced)
+
+    def checkpoint_aborted(self, body: dict[str, Any]) -> None:
+        self._uploader.aborted(body["checkpoint"])
+
+    # --- life ------------------------------------------------------------------------------------
+
+    def shutdown(self, _body: Any) -> None:
+        self._ended.set()
+
+    def serve(self) -> None:
+        """Ping the coordinator until it is gone, or says that this task manager is not needed any more."""
+        last_answer = time.monotonic()
+        while not self._ended.wait(HEARTBEAT_EVERY):
+            lost = [index for index, slot in self._slots.items() if not slot.alive()]
+            try:
+                answer = self._coordinator.call(
+                    "heartbeat", {"identity": self.identity, "lost": lost}, timeout=HEARTBEAT_EVERY
+                )
+                last_answer = time.monotonic()
+                if not answer["wanted"]:
+                    log.info("not wanted any more")
+                    break
+            except StrandlineError:
+                if time.monotonic() - last_answer > self.run.heartbeat_timeout - HEARTBEAT_EVERY:
+                    log.warning("the coordinator has been silent for %.0f s: ending", self.run.heartbeat_timeout)
+                    break
+        for slot in list(self._slots.values()):
+            slot.end()
+        self._uploader.close()
+        self._alive.close()
+        if _nobody_holds(self._folder):
+            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(socket_folder(self.run.run_id), ignore_errors=True)
+        os._exit(0)
+
+
+def _hold(folder: Path) -> BinaryIO:
+    """A shared lock that says: some task manager of this run still lives on this host."""
+    handle = (folder / "alive.lock").open("ab")
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    return handle
+
+
+def _nobody_holds(folder: Path) -> bool:
+    try:
+        with (folder / "alive.lock").open("ab") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except OSError:
+        return False
+
+
+def _clear_dead_runs(mine: Path) -> None:
+    """Delete local files of runs of this job that died with their host or were killed whole."""
+    for folder in mine.parent.iterdir():
+        if folder != mine and (folder / "alive.lock").exists() and _nobody_holds(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    """Entry of the task manager process: run info and where to leave the address come by environment."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s task manager %(name)s: %(message)s")
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    run = msgspec.json.decode(os.environ.pop("STRANDLINE_RUN"), type=RunInfo)
+    address_file = Path(os.environ.pop("STRANDLINE_ADDRESS_FILE"))
+    identity = os.environ.pop("STRANDLINE_IDENTITY")
+    manager = TaskManager(run, identity)
+    manager._coordinator.call(
+        "register", {"identity": identity, "address": manager.server.address.pack(), "pid": os.getpid()}, timeout=10
+    )
+    temporary = address_file.with_suffix(".tmp")
+    temporary.write_bytes(msgspec.json.encode(manager.server.address.pack()))
+    temporary.replace(address_file)
+    manager.serve()
+
+
+if __name__ == "__main__":
+    main()

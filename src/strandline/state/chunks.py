@@ -1,0 +1,38 @@
+"""Entries in chunks: large enough to be fast, small enough that a few of them always fit in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeVar
+
+CHUNK_ENTRIES: Final = 16_384
+CHUNK_BYTES: Final = 32 << 20
+
+V = TypeVar("V", bytes, bytes | None)
+
+
+def chunked(entries: Iterable[tuple[bytes, V]]) -> Iterator[tuple[list[bytes], list[V]]]:
+    """Cut a stream of entries; a chunk ends with the entry that fills it."""
+    keys: list[bytes] = []
+    values: list[V] = []
+    size = 0
+    for key, value in entries:
+        keys.append(key)
+        values.append(value)
+        size += len(key) + (len(value) if value else 0)
+        if len(keys) >= CHUNK_ENTRIES or size >= CHUNK_BYTES:
+            yield keys, values
+            keys, values, size = [], [], 0
+    if keys:
+        yield keys, values
+
+
+def halved(keys: list[bytes], values: list[V]) -> Iterator[tuple[list[bytes], list[V]]]:
+    """Halve a chunk that may hold large values until each part is small enough, or one entry."""
+    size = sum(map(len, keys)) + sum(map(len, filter(None, values)))
+    if size <= CHUNK_BYTES or len(keys) == 1:
+        yield keys, values
+    else:
+        middle = len(keys) // 2
+        yield from halved(keys[:middle], values[:middle])
+        yield from halved(keys[middle:], values[middle:])

@@ -1,0 +1,183 @@
+"""The full snapshot: a whole state in one file that any backend can read, one key group at a time.
+
+    magic · blocks · index (msgpack) · index offset, length, crc32 · magic
+
+A block is an Arrow IPC stream of one key group's entries, compressed as a whole, so that a key group can be unpacked
+alone. A key group of more than `BLOCK_BYTES` takes several blocks: memory stays bounded when writing and when reading.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final, Literal
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+
+from strandline.errors import ConfigError, DamagedFileError
+from strandline.state.disk import disk_full_names
+
+FULL_SNAPSHOT_NAME: Final = "state.full"
+BLOCK_BYTES: Final = 16 << 20
+KEY_GROUP_BYTES: Final = 2
+COMPRESSIONS: Final = ("none", "snappy", "lz4", "zstd")
+
+_MAGIC: Final = b"SLFULL\x00\x01"
+_FOOT: Final = struct.Struct("<QII8s")
+_SCHEMA: Final = pa.schema([pa.field(name, pa.binary(), nullable=False) for name in ("key", "value")])
+
+Compression = Literal["none", "snappy", "lz4", "zstd"]
+Entries = tuple[list[bytes], list[bytes]]
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """Where the entries of a key group are in the file."""
+
+    key_group: int
+    offset: int
+    length: int
+    raw_length: int
+    entries: int
+    crc32: int
+
+
+class _Index(msgspec.Struct, frozen=True, array_like=True):
+    compression: Compression
+    blocks: list[Block]
+
+
+def write_full_snapshot(path: Path, entries: Iterator[tuple[bytes, bytes]], compression: str = "lz4") -> int:
+    """Write `entries`, which come in ascending key order, to `path`; returns the size of the file.
+
+    The file appears complete or not at all. Raises `StorageFullError` when the disk is full.
+    """
+    kind = _known(compression)
+    draft = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    with disk_full_names(path.parent):
+        try:
+            with draft.open("wb") as file:
+                size = _write(file, entries, kind)
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+    return size
+
+
+def read_index(path: Path) -> list[Block]:
+    """The blocks of a full snapshot, in key order. Raises `DamagedFileError`."""
+    with _opened(path) as file:
+        return _read_index(path, file).blocks
+
+
+def read_full_snapshot(path: Path, key_groups: range | None = None) -> Iterator[Entries]:
+    """The entries of the wanted key groups (all, if None), in key order and in parts of bounded size.
+
+    Each part is verified before it is handed out. Raises `DamagedFileError`; if the index is damaged, at the call.
+    """
+    file = _opened(path)
+    try:
+        index = _read_index(path, file)
+    except BaseException:
+        file.close()
+        raise
+    return _read_blocks(path, file, index, key_groups)
+
+
+def _write(file: BinaryIO, entries: Iterator[tuple[bytes, bytes]], compression: Compression) -> int:
+    file.write(_MAGIC)
+    offset = len(_MAGIC)
+    blocks: list[Block] = []
+    codec = None if compression == "none" else pa.Codec(compression)
+    for group, keys, values in _grouped(entries):
+        raw = _to_ipc(keys, values)
+        data = raw if codec is None else codec.compress(raw)
+        file.write(data)
+        blocks.append(Block(group, offset, len(data), len(raw), len(keys), zlib.crc32(data)))
+        offset += len(data)
+    packed = msgspec.msgpack.encode(_Index(compression, blocks))
+    file.write(packed)
+    foot = _FOOT.pack(offset, len(packed), zlib.crc32(packed), _MAGIC)
+    file.write(foot)
+    return offset + len(packed) + len(foot)
+
+
+def _grouped(entries: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[int, list[bytes], list[bytes]]]:
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    prefix, size = b"", 0
+    for key, value in entries:
+        if size >= BLOCK_BYTES or (keys and not key.startswith(prefix)):
+            yield int.from_bytes(prefix, "big"), keys, values
+            keys, values, size = [], [], 0
+        if not keys:
+            prefix = key[:KEY_GROUP_BYTES]
+        keys.append(key)
+        values.append(value)
+        size += len(key) + len(value)
+    if keys:
+        yield int.from_bytes(prefix, "big"), keys, values
+
+
+def _to_ipc(keys: list[bytes], values: list[bytes]) -> pa.Buffer:
+    out = pa.BufferOutputStream()
+    columns = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
+    with pa.ipc.new_stream(out, _SCHEMA) as stream:
+        stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
+    return out.getvalue()
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except FileNotFoundError as error:
+        raise _damaged(path, "it is missing") from error
+
+
+def _read_index(path: Path, file: BinaryIO) -> _Index:
+    size = path.stat().st_size
+    if file.read(len(_MAGIC)) != _MAGIC or size < len(_MAGIC) + _FOOT.size:
+        raise _damaged(path, "it does not start as a full snapshot of this version")
+    file.seek(size - _FOOT.size)
+    offset, length, crc, magic = _FOOT.unpack(file.read(_FOOT.size))
+    if magic != _MAGIC or offset + length + _FOOT.size != size:
+        raise _damaged(path, "it is truncated, or its end is damaged")
+    file.seek(offset)
+    packed = file.read(length)
+    if zlib.crc32(packed) != crc:
+        raise _damaged(path, "its index is damaged")
+    try:
+        return msgspec.msgpack.decode(packed, type=_Index)
+    except msgspec.MsgspecError as error:
+        raise _damaged(path, "its index cannot be read") from error
+
+
+def _read_blocks(path: Path, file: BinaryIO, index: _Index, key_groups: range | None) -> Iterator[Entries]:
+    codec = None if index.compression == "none" else pa.Codec(index.compression)
+    with file:
+        for block in index.blocks:
+            if key_groups is not None and block.key_group not in key_groups:
+                continue
+            file.seek(block.offset)
+            data = file.read(block.length)
+            if len(data) != block.length or zlib.crc32(data) != block.crc32:
+                raise _damaged(path, f"the block of key group {block.key_group} is damaged")
+            raw = data if codec is None else codec.decompress(data, block.raw_length)
+            with pa.ipc.open_stream(raw) as stream:
+                for batch in stream:
+                    yield batch.column(0).to_pylist(), batch.column(1).to_pylist()
+
+
+def _known(compression: str) -> Compression:
+    for known in COMPRESSIONS:
+        if known == compression:
+            return known
+    raise ConfigError(f"snapshot_compression is {compression!r}; it must be one of {', '.join(COMPRESSIONS)}")
+
+
+def _damaged(path: Path, what: str) -> DamagedFileError:
+    return DamagedFileError(f"full snapshot {path} cannot be used: {what}; restore from another checkpoint")

@@ -1,0 +1,219 @@
+"""The RocksDB backend: state on local disk, whose immutable files are the increments of its snapshots."""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, Final, cast
+from uuid import uuid4
+from weakref import WeakSet
+
+from rocksdict import AccessType, Checkpoint, Options, Rdict, ReadOptions, WriteBatch
+
+from strandline.errors import StorageError
+from strandline.state.backend import Snapshot, SnapshotFile, StateBackend
+from strandline.state.disk import disk_full_names, is_disk_full
+from strandline.state.full_snapshot import FULL_SNAPSHOT_NAME, write_full_snapshot
+from strandline.state.rocksdb_options import RocksDBMemory, RocksDBOptions, bounded, without_log
+
+__all__ = ["RocksDBBackend", "RocksDBMemory", "RocksDBOptions"]
+
+_BATCH_ENTRIES: Final = 16_384
+_SHORT_SCAN: Final = 32
+_READER_MEMORY: Final = 16 << 20
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+_READ_WRITE: Final = AccessType.read_write()
+_Items = Iterator[tuple[bytes, bytes]]
+
+
+class RocksDBBackend(StateBackend):
+    """One database without a log: a batch that was lost with the process is repeated from its segment.
+
+    `restored` maps the names of restored SSTs to the identities they were uploaded under. An SST made here is known by
+    an id minted at this opening plus its name: two databases restored from one checkpoint number their files alike.
+    """
+
+    name: ClassVar[str] = "rocksdb"
+
+    def __init__(
+        self,
+        directory: Path,
+        memory: RocksDBMemory | int,
+        *,
+        incremental: bool = True,
+        compression: str = "lz4",
+        restored: Mapping[str, str] = _NOTHING,
+        options: RocksDBOptions | None = None,
+    ) -> None:
+        """Open the database in `directory`, or make an empty one; `compression` is that of full snapshots.
+
+        Raises `StorageError` when RocksDB refuses: the files are damaged, or another process has them open.
+        """
+        self._directory = directory
+        self._owns_memory = isinstance(memory, int)
+        self._memory = RocksDBMemory(memory) if isinstance(memory, int) else memory
+        self._incremental = incremental
+        self._compression = compression
+        self._restored = dict(restored)
+        self._unlogged = without_log()
+        self._long_scans: WeakSet[Generator[tuple[bytes, bytes]]] = WeakSet()
+        self._closed = False
+        self.open_id = uuid4().hex
+        directory.mkdir(parents=True, exist_ok=True)
+        self._db = _open(directory, (options or RocksDBOptions()).to_options(self._memory))
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return cast("list[bytes | None]", self._db.get(keys if isinstance(keys, list) else list(keys)))
+
+    def get(self, key: bytes) -> bytes | None:
+        return cast("bytes | None", self._db.get(key))
+
+    def scan(self, start: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        bounds = bounded(end)
+        items = cast(_Items, self._db.items(from_key=start, read_opt=bounds))
+        head = list(islice(items, _SHORT_SCAN))
+        if len(head) < _SHORT_SCAN:
+            return iter(head)
+        # An open iterator keeps the database open and locked, so `close` must be able to reach it.
+        scan = _long_scan(head, items, bounds)
+        self._long_scans.add(scan)
+        return scan
+
+    def apply(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        with disk_full_names(self._directory):
+            for at in range(0, len(keys), _BATCH_ENTRIES):
+                some_keys, some_values = keys[at : at + _BATCH_ENTRIES], values[at : at + _BATCH_ENTRIES]
+                batch = WriteBatch(raw_mode=True)
+                if None not in some_values:
+                    deque(map(batch.put, some_keys, some_values), maxlen=0)
+                else:
+                    put, delete = batch.put, batch.delete
+                    for key, value in zip(some_keys, some_values, strict=True):
+                        if value is None:
+                            delete(key)
+                        else:
+                            put(key, value)
+                self._db.write(batch, self._unlogged)
+
+    def delete_between(self, start: bytes, end: bytes) -> None:
+        """Delete all entries with start <= key < end, at the cost of one."""
+        self._db.delete_range(start, end, self._unlogged)
+
+    def snapshot(self, directory: Path) -> Snapshot:
+        frozen = directory if self._incremental else directory / "frozen"
+        frozen.parent.mkdir(parents=True, exist_ok=True)
+        with disk_full_names(frozen.parent):
+            Checkpoint(self._db).create_checkpoint(str(frozen))
+        if not self._incremental:
+            return _FullSnapshot(frozen, directory, self._compression)
+        return _IncrementalSnapshot(directory, self.open_id, self._restored)
+
+    def size_bytes(self) -> int:
+        return self._property("rocksdb.live-sst-files-size") + self._property("rocksdb.cur-size-all-mem-tables")
+
+    def memory_bytes(self) -> int:
+        """Write buffers and table readers; the cached blocks too, if the memory is not shared."""
+        buffers = self._property("rocksdb.size-all-mem-tables")
+        readers = self._property("rocksdb.estimate-table-readers-mem")
+        return max(self._memory.used_bytes(), buffers) + readers if self._owns_memory else buffers + readers
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for scan in list(self._long_scans):
+            with suppress(ValueError):  # it is running in another thread, and will let go when that thread does
+                scan.close()
+        self._db.close()
+
+    def _property(self, name: str) -> int:
+        return self._db.property_int_value(name) or 0
+
+
+def live_files(directory: Path) -> set[str]:
+    """The names of the SSTs that the database in `directory` consists of, by its own account; nothing is changed.
+
+    RocksDB takes a MANIFEST that was cut short for the end of its history, and would silently open an older state.
+    Raises `StorageError` when the database cannot be opened.
+    """
+    db = _open(directory, RocksDBOptions().to_options(RocksDBMemory(_READER_MEMORY)), AccessType.read_only())
+    try:
+        return {str(file["name"]).lstrip("/") for file in db.live_files()}
+    finally:
+        db.close()
+
+
+def _open(directory: Path, options: Options, access: AccessType = _READ_WRITE) -> Rdict:
+    with disk_full_names(directory):
+        try:
+            return Rdict(str(directory), options, access_type=access)
+        except Exception as error:
+            if is_disk_full(error):
+                raise
+            raise StorageError(f"RocksDB cannot open {directory}: {error}") from error
+
+
+def _long_scan(
+    head: list[tuple[bytes, bytes]],
+    items: _Items,
+    bounds: ReadOptions,  # held, because `items` needs it alive
+) -> Generator[tuple[bytes, bytes]]:
+    yield from head
+    yield from items
+
+
+class _IncrementalSnapshot(Snapshot):
+    """RocksDB's own checkpoint: a flush and hard links. It needs nothing of the database any more."""
+
+    def __init__(self, directory: Path, open_id: str, restored: Mapping[str, str]) -> None:
+        self._directory = directory
+        self._open_id = open_id
+        self._restored = restored
+
+    def write(self) -> list[SnapshotFile]:
+        files = []
+        for path in sorted(self._directory.iterdir()):
+            size = path.stat().st_size
+            if path.name in ("LOCK", "LOG") or (path.suffix == ".log" and size == 0):
+                continue
+            shared = path.suffix == ".sst"
+            identity = self._restored.get(path.name) if shared else f"{self._open_id}/{path.name}/{uuid4().hex}"
+            files.append(SnapshotFile(path.name, path, size, identity or f"{self._open_id}/{path.name}", shared))
+        return files
+
+    def release(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class _FullSnapshot(Snapshot):
+    """The whole state in one file, read from RocksDB's own checkpoint and so apart from the running database.
+
+    Not by `Rdict.snapshot()`: iterating over that view shows what was written after it (rocksdict 0.3.29).
+    """
+
+    def __init__(self, frozen: Path, directory: Path, compression: str) -> None:
+        self._frozen = frozen
+        self._directory = directory
+        self._compression = compression
+        self._files: list[SnapshotFile] | None = None
+
+    def write(self) -> list[SnapshotFile]:
+        if self._files is None:
+            path = self._directory / FULL_SNAPSHOT_NAME
+            options = RocksDBOptions().to_options(RocksDBMemory(_READER_MEMORY))
+            db = _open(self._frozen, options, AccessType.read_only())
+            try:
+                size = write_full_snapshot(path, cast(_Items, db.items()), self._compression)
+            finally:
+                db.close()
+            self._files = [SnapshotFile(path.name, path, size, identity=f"full/{uuid4().hex}", shared=False)]
+            shutil.rmtree(self._frozen, ignore_errors=True)
+        return self._files
+
+    def release(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)

@@ -1,0 +1,35 @@
+"""Durable storage behind one abstract class, and one builder for every path of a job.
+
+Everything above may import it: the coordinator's runtime, slots, sinks, the CLI. It knows nothing of checkpoints.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from strandline.errors import ConfigError
+from strandline.storage.base import Storage, StoredFile
+from strandline.storage.local import LocalStorage
+from strandline.storage.object_store import SCHEMES as OBJECT_STORE_SCHEMES
+from strandline.storage.object_store import ObjectStorage
+from strandline.storage.paths import JobPaths
+
+__all__ = ["JobPaths", "Storage", "StoredFile", "open_storage"]
+
+
+def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
+    """The storage whose root is `url`: a local path, or a `file://`, `s3://`, `gs://` or `az://` URL.
+
+    `options` are settings of an object store (`endpoint`, `region`, `access_key_id`, ...) and go before those from the
+    environment; local files take none. Nothing is contacted or created yet. A scheme that is not supported, or an
+    option that does not exist, is a `ConfigError`.
+    """
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", url)
+    scheme = match.group(1).lower() if match else "file"
+    if scheme == "file":
+        return LocalStorage(url)
+    if scheme in OBJECT_STORE_SCHEMES:
+        return ObjectStorage(url, options)
+    supported = ", ".join(f"{name}://" for name in ("file", *OBJECT_STORE_SCHEMES))
+    raise ConfigError(f"the storage {url!r} has a scheme that is not supported; supported: a local path, {supported}")

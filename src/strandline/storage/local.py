@@ -1,0 +1,285 @@
+"""Durable storage in a file system: the local disk, or a network mount that every host sees."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit
+
+from strandline.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    NotFoundError,
+    StorageError,
+    StorageFullError,
+    UnknownOutcomeError,
+)
+from strandline.storage.base import TEMPORARY, Storage, StoredFile, checked_path, checked_prefix
+
+T = TypeVar("T")
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class LocalStorage(Storage):
+    """Files below one folder, which is made by the first write.
+
+    A file comes into being under a temporary name, is synced, and gets its own name in one step: by a rename where it
+    may replace another, by a hard link where it may not. Folders are synced too, so a new name survives a power cut.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.root = _root(url)
+        self.url = str(self.root)
+
+    def read(self, path: str) -> bytes:
+        with _reading(self._at(path)):
+            return self._at(path).read_bytes()
+
+    def write(self, path: str, data: bytes) -> None:
+        self._put(path, lambda temporary: _write_bytes(temporary, data), self._replace)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._put(path, lambda temporary: _write_bytes(temporary, data), self._link)
+
+    def upload(self, source: Path, path: str) -> None:
+        if not source.is_file():
+            raise NotFoundError(f"cannot upload {source} to {self._at(path)}: there is no such local file")
+        self._put(path, lambda temporary: _copy(source, temporary, sync=True), self._replace)
+
+    def download(self, path: str, target: Path) -> None:
+        source = self._at(path)
+        if not source.is_file():
+            raise _missing(source)
+        copy_out(target, lambda temporary: _copy(source, temporary, sync=False))
+
+    def rename(self, source: str, target: str) -> None:
+        old, new = self._at(source), self._at(target)
+        if not old.is_file():
+            raise _missing(old)
+        with _translated(new):
+            self._in_folder(new.parent, lambda: old.replace(new))
+        for folder in {new.parent, old.parent}:
+            with _name_synced(new):
+                _sync_folder(folder)
+        self._prune(old.parent)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        folders: set[Path] = set()
+        for path in paths:
+            file = self._at(path)
+            with _translated(file), suppress(*_NO_FILE):
+                file.unlink()
+                folders.add(file.parent)
+        for folder in folders:
+            with _translated(folder), suppress(FileNotFoundError):
+                _sync_folder(folder)
+            self._prune(folder)
+
+    def list(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
+        folder = checked_prefix(prefix)
+        found = _collect(self.root / folder, f"{folder}/" if folder else "", after)
+        return iter(sorted(found, key=lambda file: file.path))
+
+    def exists(self, path: str) -> bool:
+        with _translated(self._at(path)):
+            return self._at(path).is_file()
+
+    # --- how ---------------------------------------------------------------------------------
+
+    def _at(self, path: str) -> Path:
+        return self.root / checked_path(path)
+
+    def _put(self, path: str, fill: Callable[[Path], None], name: Callable[[Path, Path], None]) -> None:
+        """Make a file under a temporary name with `fill`, then give it its own name with `name`."""
+        target = self._at(path)
+        temporary = _temporary(target)
+        try:
+            with _translated(target):
+                # The temporary file also keeps the folder from being removed as empty by a delete next door.
+                self._in_folder(target.parent, lambda: temporary.touch(exist_ok=False))
+                fill(temporary)
+                name(temporary, target)
+            with _name_synced(target):
+                _sync_folder(target.parent)
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+
+    @staticmethod
+    def _replace(temporary: Path, target: Path) -> None:
+        temporary.replace(target)
+
+    @staticmethod
+    def _link(temporary: Path, target: Path) -> None:
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            # Over NFS the reply to a link that worked can be lost, and its repetition then finds the link there.
+            if temporary.stat().st_nlink == 2:
+                return
+            raise AlreadyExistsError(f"{target} exists already, and was to be created only if it did not") from None
+        except OSError as e:
+            if e.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
+                raise StorageError(
+                    f"cannot create {target}: {e.strerror}; the file system has no hard links, which keep two drivers "
+                    "apart; put the checkpoints on one that has, or on an object store"
+                ) from e
+            raise
+
+    def _in_folder(self, folder: Path, act: Callable[[], T]) -> T:
+        """Do `act` in `folder`, made if need be; a delete at the same time may remove it while it is still empty."""
+        for _ in range(20):
+            try:
+                _make_folder(folder)
+                return act()
+            except FileNotFoundError:
+                continue
+        _make_folder(folder)
+        return act()
+
+    def _prune(self, folder: Path) -> None:
+        """Remove `folder` and the folders above it as far as they are empty, but never the root."""
+        while folder != self.root and self.root in folder.parents:
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError:
+                return  # Not empty, or not ours to remove: a folder left over does no harm.
+            folder = folder.parent
+
+
+def copy_out(target: Path, fill: Callable[[Path], None]) -> None:
+    """Make the local file `target` with `fill`, which is given a temporary path; on an error, `target` is untouched."""
+    temporary = _temporary(target)
+    try:
+        with _translated(target):
+            fill(temporary)
+            temporary.replace(target)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def _collect(folder: Path, prefix: str, after: str | None) -> Iterator[StoredFile]:
+    """Every file below `folder`, in no order; folders that `after` rules out are not read."""
+    with _translated(folder), suppress(*_NO_FILE), os.scandir(folder) as entries:
+        for entry in entries:
+            path = f"{prefix}{entry.name}"
+            if entry.name.startswith(TEMPORARY):
+                continue
+            if entry.is_dir():
+                # Every path below begins with `path/`, so all are greater than `after`, or none, or `after` is one.
+                if after is None or f"{path}/" > after or after.startswith(f"{path}/"):
+                    yield from _collect(folder / entry.name, f"{path}/", after)
+            elif after is None or path > after:
+                with suppress(FileNotFoundError):  # Deleted since the folder was read.
+                    stat = entry.stat()
+                    yield StoredFile(path, stat.st_size, stat.st_mtime)
+
+
+def _root(url: str) -> Path:
+    if not url:
+        raise ConfigError("the storage path is empty; give a folder or a URL")
+    if url.lower().startswith("file:"):
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost") or not parts.path:
+            raise ConfigError(f"the storage URL {url!r} names a host; write file:///absolute/path or a plain path")
+        return Path(unquote(parts.path)).absolute()
+    return Path(url).expanduser().absolute()
+
+
+def _temporary(target: Path) -> Path:
+    return target.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+
+
+def _write_bytes(file: Path, data: bytes) -> None:
+    with file.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _copy(source: Path, target: Path, *, sync: bool) -> None:
+    shutil.copyfile(source, target)
+    if sync:
+        with target.open("rb+") as stream:
+            os.fsync(stream.fileno())
+
+
+def _make_folder(folder: Path) -> None:
+    missing: list[Path] = []
+    while not folder.is_dir():
+        missing.append(folder)
+        if folder.parent == folder:
+            break
+        folder = folder.parent
+    for new in reversed(missing):
+        with suppress(FileExistsError):
+            new.mkdir()
+        _sync_folder(new.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _missing(file: Path) -> NotFoundError:
+    return NotFoundError(f"there is no file {file}; check the path, and that every host sees the same file system")
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """`_translated`, and a folder in the place of a file counts as a missing file."""
+    with _translated(file):
+        try:
+            yield
+        except _NO_FILE:
+            raise _missing(file) from None
+
+
+@contextmanager
+def _translated(file: Path) -> Iterator[None]:
+    """Turn what the operating system reports about `file` into our errors."""
+    try:
+        yield
+    except OSError as e:
+        reason = e.strerror or str(e)
+        if e.errno in _FULL:
+            raise StorageFullError(
+                f"no space left to write {file} ({reason}); free some space or raise the quota there, or point the "
+                "option that names this folder at a larger disk"
+            ) from e
+        if isinstance(e, FileNotFoundError):
+            raise _missing(file) from e
+        if isinstance(e, PermissionError) or e.errno == errno.EROFS:
+            raise StorageError(
+                f"not allowed to use {file} ({reason}); give the user that runs the job read and write access"
+            ) from e
+        raise StorageError(f"the file system failed at {file}: {reason}") from e
+
+
+@contextmanager
+def _name_synced(file: Path) -> Iterator[None]:
+    """The file has its name; if the folder cannot be synced, nobody knows whether it keeps it."""
+    try:
+        yield
+    except FileNotFoundError:
+        return  # Somebody emptied and removed the folder since, so there is no name left to make durable.
+    except OSError as e:
+        raise UnknownOutcomeError(
+            f"{file} was written, but its folder could not be synced ({e.strerror or e}); read it back to see whether "
+            "it is there"
+        ) from e

@@ -1,0 +1,201 @@
+"""Durable storage in an object store: S3, Google Cloud Storage, Azure."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import obstore
+from obstore import exceptions as reported
+from obstore.store import from_url
+
+from strandline.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    NotFoundError,
+    StorageError,
+    UnknownOutcomeError,
+)
+from strandline.storage.base import Storage, StoredFile, checked_path, checked_prefix
+from strandline.storage.local import copy_out
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
+"""URL schemes of object stores."""
+
+_CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "proxy_url", "user_agent")
+_ENDPOINT_OPTIONS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3")
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_PART = 8 << 20
+_MOST_PARTS = 9_000
+_PARTS_AT_ONCE = 4
+
+
+class ObjectStorage(Storage):
+    """Objects below one prefix of a bucket.
+
+    Settings and credentials come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_REGION`, `AWS_ENDPOINT_URL`, ...) and
+    from `options`, which go first. An endpoint with `http://` needs no other switch. Creating needs a store with
+    conditional writes: S3, GCS and Azure have them.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
+        self.url = url.rstrip("/")
+        given = dict(options or {})
+        self._store = _open(self.url, given, {})
+        # A repeated conditional write can meet its own first attempt and call it another writer's. So a create is sent
+        # once; what it leaves open is an unknown outcome, which the caller settles by reading back.
+        self._create_store = _open(self.url, given, {"max_retries": 0})
+
+    def read(self, path: str) -> bytes:
+        with self._translated(path):
+            return bytes(obstore.get(self._store, checked_path(path)).bytes())
+
+    def write(self, path: str, data: bytes) -> None:
+        with self._translated(path, writes=True):
+            obstore.put(self._store, checked_path(path), data, use_multipart=False)
+
+    def create(self, path: str, data: bytes) -> None:
+        with self._translated(path, writes=True):
+            obstore.put(self._create_store, checked_path(path), data, mode="create", use_multipart=False)
+
+    def upload(self, source: Path, path: str) -> None:
+        if not source.is_file():
+            raise NotFoundError(f"cannot upload {source} to {self._at(path)}: there is no such local file")
+        part = max(_PART, -(-source.stat().st_size // _MOST_PARTS))
+        with self._translated(path, writes=True):
+            obstore.put(self._store, checked_path(path), source, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
+
+    def download(self, path: str, target: Path) -> None:
+        copy_out(target, lambda temporary: self._fetch(path, temporary))
+
+    def rename(self, source: str, target: str) -> None:
+        if not self.exists(source):  # The store's own report would name the target.
+            raise self._missing(source)
+        if source == target:  # S3 refuses to copy an object to itself.
+            return
+        with self._translated(target, writes=True):
+            obstore.copy(self._store, checked_path(source), checked_path(target))
+        self.delete([source])
+
+    def delete(self, paths: Iterable[str]) -> None:
+        doomed = [checked_path(path) for path in paths]
+        if not doomed:
+            return
+        with self._translated(doomed[0]):
+            try:
+                obstore.delete(self._store, doomed)
+            except FileNotFoundError:
+                # Some stores report a missing object, and a report ends the whole call.
+                for path in doomed:
+                    self._delete_one(path)
+
+    def list(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
+        folder = checked_prefix(prefix)
+        with self._translated(folder):
+            found = [
+                StoredFile(entry["path"], entry["size"], entry["last_modified"].timestamp())
+                for chunk in obstore.list(self._store, folder or None, offset=after)
+                for entry in chunk
+            ]
+        return iter(sorted(found, key=lambda file: file.path))
+
+    def exists(self, path: str) -> bool:
+        with self._translated(path):
+            try:
+                obstore.head(self._store, checked_path(path))
+            except FileNotFoundError:
+                return False
+            return True
+
+    # --- how ---------------------------------------------------------------------------------
+
+    def _at(self, path: str) -> str:
+        return f"{self.url}/{path}"
+
+    def _fetch(self, path: str, file: Path) -> None:
+        with self._translated(path):
+            chunks = iter(obstore.get(self._store, checked_path(path)).stream(min_chunk_size=_PART))
+        with file.open("wb") as stream:
+            while True:
+                # Only the store's part is translated here: a full local disk is the caller's to name.
+                with self._translated(path):
+                    chunk = next(chunks, None)
+                if chunk is None:
+                    return
+                stream.write(chunk)
+
+    def _delete_one(self, path: str) -> None:
+        try:
+            obstore.delete(self._store, path)
+        except FileNotFoundError:
+            return
+
+    def _missing(self, path: str) -> NotFoundError:
+        return NotFoundError(f"there is no object {self._at(path)}; check the path and the bucket's name")
+
+    @contextmanager
+    def _translated(self, path: str, *, writes: bool = False) -> Iterator[None]:
+        """Turn what obstore reports into our errors; a failure while it `writes` may have an unknown outcome."""
+        where = self._at(path)
+        try:
+            yield
+        except FileNotFoundError as e:
+            raise self._missing(path) from e
+        except (reported.AlreadyExistsError, reported.PreconditionError) as e:
+            if "ConditionalRequestConflict" in str(e):
+                # S3 saw another request for this object under way, and did not decide between them.
+                raise UnknownOutcomeError(f"another request for {where} was under way; read back, then decide") from e
+            raise AlreadyExistsError(f"{where} exists already, and was to be created only if it did not") from e
+        except (reported.PermissionDeniedError, reported.UnauthenticatedError) as e:
+            raise StorageError(
+                f"the object store refused access to {where}: {_summary(e)}; check the credentials and their rights"
+            ) from e
+        except reported.BaseError as e:
+            status = _status(e)
+            if status == 404:  # A listing reports a missing bucket this way.
+                raise self._missing(path) from e
+            refused = status is not None and 400 <= status < 500 and status != 408
+            if writes and isinstance(e, reported.GenericError) and not refused:
+                raise UnknownOutcomeError(
+                    f"writing {where} failed half-way: {_summary(e)}; it may have happened, so read back before "
+                    "anything else"
+                ) from e
+            raise StorageError(f"the object store failed at {where}: {_summary(e)}") from e
+        except (OSError, ValueError) as e:
+            raise StorageError(f"the object store failed at {where}: {e}") from e
+
+
+def _open(url: str, options: Mapping[str, str], retry: dict[str, int]) -> ObjectStore:
+    client: dict[str, Any] = {name: options[name] for name in _CLIENT_OPTIONS if name in options}
+    config: dict[str, Any] = {name: value for name, value in options.items() if name not in client}
+    endpoints = [value for name, value in options.items() if name.lower() in _ENDPOINT_OPTIONS]
+    endpoints += [os.environ[name] for name in _ENDPOINT_VARIABLES if name in os.environ]
+    if endpoints and endpoints[0].lower().startswith("http://"):
+        client.setdefault("allow_http", "true")
+    # obstore's types want literal keys of one store's settings; these are a user's, and obstore checks them itself.
+    settings: dict[str, Any] = {"config": config, "client_options": client, "retry_config": retry or None}
+    try:
+        return from_url(url, **settings)
+    except (reported.BaseError, ValueError, TypeError) as e:
+        raise ConfigError(
+            f"cannot open the storage {url!r}: {_summary(e)}; check the URL and the storage options"
+        ) from e
+
+
+def _summary(error: Exception) -> str:
+    """The first line of obstore's report; the rest is its internals."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _status(error: Exception) -> int | None:
+    """The HTTP status that the store answered with, if it answered at all."""
+    match = re.search(r"status code: (\d{3})", str(error))
+    return int(match.group(1)) if match else None

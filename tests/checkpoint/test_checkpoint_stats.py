@@ -1,0 +1,60 @@
+"""The bounded history of checkpoints."""
+
+from __future__ import annotations
+
+from strandline.checkpoint import CheckpointHistory, CheckpointStats, PendingCheckpoint, SubtaskStats
+from strandline.checkpoint.stats import CheckpointCounts, RestoredCheckpoint, Status, checkpoint_stats
+
+
+def stats(id: int, status: Status, subtasks: int = 0) -> CheckpointStats:
+    pending = PendingCheckpoint(id, "checkpoint", 0, 0.0, 0.0, False, None, frozenset())
+    figures = checkpoint_stats(pending, status, 1.0)
+    one = SubtaskStats("count", 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
+    return CheckpointStats(
+        **{name: getattr(figures, name) for name in CheckpointStats.__slots__ if name != "subtasks"},
+        subtasks=(one,) * subtasks,
+    )
+
+
+def test_every_checkpoint_is_counted_once_however_often_it_is_recorded() -> None:
+    history = CheckpointHistory()
+    for _ in range(3):
+        history.record(stats(1, "in_progress"))
+    assert history.counts == CheckpointCounts(total=1, in_progress=1)
+    history.record(stats(1, "completed"))
+    history.record(stats(2, "in_progress"))
+    history.record(stats(2, "failed"))
+    history.record_restored(RestoredCheckpoint(1, "chk-1", "checkpoint", 5.0))
+    assert history.counts == CheckpointCounts(total=2, completed=1, failed=1, restored=1)
+    assert history.last_completed is not None
+    assert history.last_completed.id == 1
+    assert history.last_failed is not None
+    assert history.last_failed.id == 2
+
+
+def test_an_id_that_comes_again_after_a_restart_is_another_checkpoint() -> None:
+    history = CheckpointHistory()
+    for status in ("in_progress", "failed", "in_progress", "completed"):
+        history.record(stats(7, status))
+    assert history.counts == CheckpointCounts(total=2, completed=1, failed=1)
+
+
+def test_the_oldest_go_first_and_the_counts_stay() -> None:
+    history = CheckpointHistory(limit=3)
+    history.record(stats(1, "in_progress"))
+    for id in range(2, 12):
+        history.record(stats(id, "completed"))
+    assert [entry.id for entry in history.checkpoints()] == [1, 10, 11]
+    assert history.get(5) is None
+    history.record(stats(1, "completed"))
+    assert history.counts == CheckpointCounts(total=11, completed=11)
+
+
+def test_figures_of_subtasks_are_bounded_too() -> None:
+    history = CheckpointHistory(subtask_limit=25)
+    for id in range(1, 6):
+        history.record(stats(id, "in_progress", subtasks=10))
+        history.record(stats(id, "completed", subtasks=10))
+    assert [len(entry.subtasks) for entry in history.checkpoints()] == [0, 0, 0, 10, 10]
+    history.record(stats(6, "completed", subtasks=100))
+    assert [len(entry.subtasks) for entry in history.checkpoints()] == [0, 0, 0, 0, 0, 100]

@@ -1,0 +1,134 @@
+"""Going on from a checkpoint: what fits, what is refused, and what becomes of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from strandline.checkpoint import (
+    CheckpointMetadata,
+    ListedSinkFile,
+    SinkFile,
+    SinkRecovery,
+    SourcePosition,
+    SubtaskState,
+    check_compatible,
+    plan_restore,
+)
+from strandline.checkpoint.retention import retain
+from strandline.errors import IncompatibleCheckpointError
+
+
+def checkpoint(**fields: Any) -> CheckpointMetadata:
+    defaults: dict[str, Any] = {
+        "job": "visits",
+        "checkpoint_id": 7,
+        "generation": 1,
+        "batch_id": 10,
+        "kind": "checkpoint",
+        "parallelism": 2,
+        "max_parallelism": 128,
+        "operators": ("count", "join"),
+        "subtasks": tuple(
+            SubtaskState(operator, index, index * 64, index * 64 + 64, "heap", False, ())
+            for operator in ("count", "join")
+            for index in (0, 1)
+        ),
+        "source": SourcePosition(10, {}),
+        "sink_files": (),
+        "trigger_time": 0.0,
+        "completed_time": 0.0,
+        "properties": {},
+    }
+    return CheckpointMetadata(**{**defaults, **fields})
+
+
+def check(job: str = "visits", operators: tuple[str, ...] = ("join", "count"), p: int = 2, max_p: int = 128) -> None:
+    check_compatible(checkpoint(), job, operators, p, max_p)
+
+
+def test_the_same_job_fits_whatever_the_order_of_its_steps() -> None:
+    check()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        ({"job": "clicks"}, ["Checkpoint 7", "'visits'", "'clicks'"]),
+        ({"max_p": 256}, ["max_parallelism=128", "256", "life of a job's state", "new job"]),
+        ({"p": 4}, ["parallelism=2", "has 4", "Rescaling is not available yet", "start with parallelism=2"]),
+        ({"operators": ("count",)}, ["state of 'join'", "uid="]),
+        ({"operators": ("count", "join", "extra")}, ["the job has 'extra'", "uid="]),
+        ({"operators": ("count", "joined")}, ["'join'", "'joined'", "uid="]),
+        ({"operators": ("count", "join", "join")}, ["'join'", "more than once", "uid="]),
+    ],
+)
+def test_a_job_of_another_shape_is_told_what_differs(arguments: dict[str, Any], texts: list[str]) -> None:
+    with pytest.raises(IncompatibleCheckpointError) as caught:
+        check(**arguments)
+    for text in texts:
+        assert text in str(caught.value)
+
+
+def test_every_subtask_gets_its_state() -> None:
+    plan = plan_restore(checkpoint())
+    assert sorted(plan) == [("count", 0), ("count", 1), ("join", 0), ("join", 1)]
+    assert plan["join", 1].key_group_start == 64
+
+
+def test_a_checkpoint_with_a_hole_is_refused() -> None:
+    states = checkpoint().subtasks
+    with pytest.raises(IncompatibleCheckpointError, match="no state of operator 'join', subtask 1"):
+        plan_restore(checkpoint(subtasks=states[:-1]))
+    with pytest.raises(IncompatibleCheckpointError, match="two states of operator 'count', subtask 0"):
+        plan_restore(checkpoint(subtasks=(states[0], *states)))
+
+
+def staged(name: str, batch: int) -> ListedSinkFile:
+    return ListedSinkFile("out", name, batch, published=False)
+
+
+def published(name: str, batch: int) -> ListedSinkFile:
+    return ListedSinkFile("out", name, batch, published=True)
+
+
+def test_rows_are_published_withdrawn_or_discarded_as_the_checkpoint_says() -> None:
+    covered = [SinkFile("out", f"_s{n}", f"f{n}", 1, 1) for n in (8, 9, 10)]
+    listing = [
+        published("f7", 7),
+        published("f8", 8),
+        staged("_s9", 9),
+        published("f10", 10),
+        staged("_s10", 10),
+        staged("_s11", 11),
+        staged("_old", 3),
+        published("f12", 12),
+    ]
+    recovery = SinkRecovery.plan(checkpoint(sink_files=tuple(covered)), listing)
+    assert [file.final for file in recovery.publish] == ["f9", "f10"]
+    assert [file.name for file in recovery.discard] == ["_s11", "_old"]
+    assert [file.name for file in recovery.withdraw] == ["f12"]
+    assert recovery.missing == ()
+    assert recovery.unaccounted == ()
+
+
+def test_rows_that_are_gone_are_reported() -> None:
+    lost = SinkFile("out", "_s9", "f9", 1, 1)
+    assert SinkRecovery.plan(checkpoint(sink_files=(lost,)), []).missing == (lost,)
+
+
+def test_recovery_after_recovery_has_nothing_left_to_do() -> None:
+    file = SinkFile("out", "_s9", "f9", 1, 1)
+    assert SinkRecovery.plan(checkpoint(sink_files=(file,)), [published("f9", 9)]) == SinkRecovery()
+
+
+def test_without_a_checkpoint_nothing_that_is_visible_is_touched() -> None:
+    recovery = SinkRecovery.plan(None, [staged("_s0", 0), published("f0", 0)])
+    assert recovery == SinkRecovery(discard=(staged("_s0", 0),), unaccounted=(published("f0", 0),))
+
+
+def test_retention_keeps_the_newest() -> None:
+    assert retain((), 1, 1) == ((1,), ())
+    assert retain((1, 2), 3, 2) == ((2, 3), (1,))
+    assert retain((1, 2, 3), 4, 1) == ((4,), (1, 2, 3))

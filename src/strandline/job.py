@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from strandline.checkpoint.stats import CheckpointStats
@@ -23,7 +25,7 @@ from strandline.runtime.plan import (
 )
 from strandline.runtime.run import Run
 from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
-from strandline.storage.paths import JobPaths
+from strandline.storage import JobPaths, is_local, open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -136,6 +138,9 @@ class Stream:
         """Send the rows of this stream to `sink`. A stream may have several sinks."""
         if not isinstance(sink, ParquetSink | ForeachBatchSink):
             raise JobDefinitionError(f"{sink!r} is not a sink; use ParquetSink(path) or ForeachBatchSink(function)")
+        if isinstance(sink, ParquetSink) and is_local(sink.path):
+            # One name for the folder: for the driver and every task, and however it is written the next time.
+            sink = replace(sink, path=os.path.abspath(open_storage(sink.path).url))
         paths = {known.path for _node, known in self._job._graph.sinks if isinstance(known, ParquetSink)}
         if isinstance(sink, ParquetSink) and sink.path in paths:
             raise JobDefinitionError(

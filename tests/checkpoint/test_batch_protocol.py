@@ -110,7 +110,8 @@ def test_a_slot_lost_after_the_decision_is_rebuilt_to_it() -> None:
     assert protocol.slot_replaced(0, 2) == 3
     assert protocol.behind() == [0]
     protocol.applied(0, 1, 3)
-    assert protocol.behind() == [0], "the old incarnation's word does not count"
+    protocol.applied(0, 2, 2)
+    assert protocol.behind() == [0], "neither the old incarnation's word nor an older batch counts"
     protocol.applied(0, 2, 3)
     protocol.begin(4)
 
@@ -210,6 +211,33 @@ class BatchMachine(RuleBasedStateMachine):
     def prepare_everything(self) -> None:
         for who in SUBTASKS:
             self.prepare(who, 0)
+
+    @precondition(lambda self: self.round is None)
+    @rule(lost=st.none() | st.sampled_from([0, 1]))
+    def run_a_whole_batch(self, lost: int | None) -> None:
+        """From a state where everyone is at the decided batch to a decision, with a slot lost in the middle perhaps."""
+        for slot in (0, 1):
+            self.come_to_the_decided_batch(slot)
+        self.begin(1)
+        self.prepare_everything()
+        self.end_the_action(fails=False)
+        if lost is not None:
+            self.lose_a_slot(lost, heard=True)
+            self.commit()
+            self.come_to_the_decided_batch(lost)
+            self.next_round()
+            self.prepare_everything()
+            self.end_the_action(fails=False)
+        self.commit()
+        assert self.committed[-1] == self.batch
+
+    @precondition(lambda self: len(self.committed) > 1)
+    @rule(slot=st.sampled_from([0, 1]), back=st.integers(2, 4))
+    def an_old_report_of_applying_changes_nothing(self, slot: int, back: int) -> None:
+        before = self.protocol.behind()
+        self.protocol.applied(slot, self.reported[slot], self.committed[-min(back, len(self.committed))])
+        self.protocol.applied(slot, self.reported[slot] - 1, self.committed[-1])
+        assert self.protocol.behind() == before
 
     @precondition(lambda self: bool(self.rounds))
     @rule(who=st.sampled_from(SUBTASKS), data=st.data())

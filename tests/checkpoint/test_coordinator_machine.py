@@ -23,6 +23,11 @@ from strandline.checkpoint.metadata import decode, encode, uploaded_files
 
 PARALLELISM = 2
 SUBTASKS = [("count", index) for index in range(PARALLELISM)]
+OUTCOMES = st.sampled_from(
+    ["completes", "completes", "completes", "completes", "metadata fails", "crash before entry", "crash after entry"]
+)
+HEARD = st.sets(st.integers(0, PARALLELISM - 1))
+CHANGES = st.lists(st.integers(0, PARALLELISM - 1), max_size=3)
 
 
 class Slot:
@@ -164,19 +169,48 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.delete(self.coordinator.fail(pending.id, "some reason", float(next(self.clock))).delete)
 
     @precondition(lambda self: bool(self.coordinator.ready()))
-    @rule(
-        data=st.data(),
-        outcome=st.sampled_from(["completes", "metadata fails", "crash before entry", "crash after entry"]),
-        heard=st.sets(st.integers(0, PARALLELISM - 1)),
-    )
+    @rule(data=st.data(), outcome=OUTCOMES, heard=HEARD)
     def complete(self, data: st.DataObject, outcome: str, heard: set[int]) -> None:
-        id = data.draw(st.sampled_from(self.coordinator.ready()))
+        self.complete_one(data.draw(st.sampled_from(self.coordinator.ready())), outcome, heard)
+
+    @precondition(lambda self: len(self.coordinator.pending()) < 3)
+    @rule(changes=CHANGES, outcome=OUTCOMES, heard=HEARD)
+    def take_a_whole_checkpoint(self, changes: list[int], outcome: str, heard: set[int]) -> None:
+        """From the barrier to completion, over the heads of checkpoints that are still pending."""
+        for slot in changes:
+            self.flush(slot)
+        self.trigger()
+        id = self.coordinator.pending()[-1].id
+        for one in self.slots:
+            self.upload(one, id)
+        self.complete_one(id, outcome, heard)
+
+    @precondition(lambda self: len(self.coordinator.pending()) < 2)
+    @rule(changes=CHANGES, outcomes=st.tuples(OUTCOMES, OUTCOMES), heard=st.tuples(HEARD, HEARD), order=st.booleans())
+    def take_two_overlapping_checkpoints(
+        self, changes: list[int], outcomes: tuple[str, str], heard: tuple[set[int], set[int]], order: bool
+    ) -> None:
+        """Both upload before either is confirmed, so both upload the same files; either may complete first."""
+        for slot in changes:
+            self.flush(slot)
+        self.trigger()
+        self.trigger()
+        ids = [pending.id for pending in self.coordinator.pending()[-2:]]
+        for id in ids:
+            for one in self.slots:
+                self.upload(one, id)
+        for id, outcome, hears in zip(ids if order else ids[::-1], outcomes, heard, strict=True):
+            if id in self.coordinator.ready():
+                self.complete_one(id, outcome, hears)
+
+    def complete_one(self, id: int, outcome: str, heard: set[int]) -> None:
         now = float(next(self.clock))
         plan = self.coordinator.prepare_completion(
             id, now, shape=JobShape("job", 1, PARALLELISM, 8, ("count",)), source=SourcePosition(self.batch, {})
         )
         named = {handle.path for handle in uploaded_files(plan.metadata).values()}
-        event(f"completion: {outcome}, {len(plan.duplicates)} duplicates, {len(plan.dropped)} dropped")
+        event(f"completion: {outcome}")
+        event(f"duplicates: {bool(plan.duplicates)}, drops: {bool(plan.dropped)}")
         assert named <= self.storage, "a completed checkpoint refers only to files that are there"
         assert named.isdisjoint(handle.path for handle in plan.duplicates)
         if outcome == "metadata fails":
@@ -202,7 +236,11 @@ class CoordinatorMachine(RuleBasedStateMachine):
             slot = self.slots[index]
             slot.confirmed = slot.acked[id]
 
+    @precondition(lambda self: len(self.log.retained) == 2)
     @rule()
+    def crash_between_checkpoints(self) -> None:
+        self.crash()
+
     def crash(self) -> None:
         """A new driver: everything is forgotten but the storage and the log."""
         self.log = self.log.apply(self.log.takeover_entry("driver", 0.0, "n"))

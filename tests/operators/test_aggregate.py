@@ -242,3 +242,11 @@ def test_timestamps_may_come_in_any_time_zone(slot: Make) -> None:
     (sent,) = mini.batches([(moment, 1)])
     elsewhere = sent.set_column(0, "t", sent.column(0).cast(pa.timestamp("us", "Asia/Tokyo")))
     assert mini.run(iter([elsewhere])) == [(moment, moment)]
+
+
+def test_columns_may_be_named_like_the_operators_own(slot: Make) -> None:
+    schema = parse_schema("count string, count_count long, `sum:x` long, x long")
+    operator = AggregateOperator(
+        "a", ["count", "count_count", "sum:x"], schema, {"n": agg.count(), "x_sum": agg.sum("x"), "k": agg.sum("sum:x")}
+    )
+    assert slot(operator).run([("a", 1, 2, 3), ("a", 1, 2, 4)]) == [("a", 1, 2, 2, 7, 4)]

@@ -152,6 +152,13 @@ class CheckpointCoordinator:
         """
         return self._schedule.due_at()
 
+    def committed(self, batch: int, since: float) -> None:
+        """Note that `batch`, whose rows have been worked on since `since`, is committed.
+
+        A checkpoint that became due meanwhile has waited for its barrier since then.
+        """
+        self._schedule.committed(batch, since)
+
     def should_trigger(self, now: float, committed_batch: int | None, forced: bool = False) -> bool:
         """Whether a checkpoint is to be taken now, at the barrier after `committed_batch`.
 

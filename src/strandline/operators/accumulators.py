@@ -38,6 +38,8 @@ class Accumulator(ABC):
     def __init__(self, name: str, column: str | None) -> None:
         self.name = name
         self.column = column
+        # What a table of partial results calls it: no user's column begins like this.
+        self.label = f"__sl_{name}"
 
     def prepare(self, column: Any) -> Any:
         """The input column as `partial` takes it."""

@@ -180,9 +180,9 @@ class AggregateOperator(Operator):
         columns = self._keys_of(rows)
         for accumulator in self._plan.accumulators:
             if accumulator.column is None:
-                columns[accumulator.name] = rows.column(KEY_GROUP_COLUMN)
+                columns[accumulator.label] = rows.column(KEY_GROUP_COLUMN)
             else:
-                columns[accumulator.name] = accumulator.prepare(_flat(rows.column(accumulator.column)))
+                columns[accumulator.label] = accumulator.prepare(_flat(rows.column(accumulator.column)))
         return self._grouped(rows, columns, "partial")
 
     def _merge(self, partials: list[pa.Table]) -> pa.Table:
@@ -191,7 +191,7 @@ class AggregateOperator(Operator):
         rows = pa.concat_tables(partials).combine_chunks()
         columns = self._keys_of(rows)
         for accumulator in self._plan.accumulators:
-            columns[accumulator.name] = accumulator.prepare_merge(_flat(rows.column(accumulator.name)))
+            columns[accumulator.label] = accumulator.prepare_merge(_flat(rows.column(accumulator.label)))
         return self._grouped(rows, columns, "merge")
 
     def _keys_of(self, rows: pa.Table) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class AggregateOperator(Operator):
 
     def _grouped(self, rows: pa.Table, columns: dict[str, Any], step: Literal["partial", "merge"]) -> pa.Table:
         accumulators = self._plan.accumulators
-        wanted = [(a.name, a.partial if step == "partial" else a.merge) for a in accumulators]
+        wanted = [(a.label, a.partial if step == "partial" else a.merge) for a in accumulators]
         firsts = [(_ROW, "min")] if self._nested_keys else []
         grouping = pa.table(columns).group_by(self._group_columns, use_threads=False)
         grouped = grouping.aggregate([*wanted, *firsts])
@@ -212,9 +212,9 @@ class AggregateOperator(Operator):
         else:
             keys = grouped.select(self._group_columns)
         made = {name: keys.column(name) for name in keys.column_names}
-        for accumulator, (name, function) in zip(accumulators, wanted, strict=True):
+        for accumulator, (label, function) in zip(accumulators, wanted, strict=True):
             with _named_overflow(self, accumulator, keys):
-                made[name] = accumulator.settle(_flat(grouped.column(f"{name}_{function}")))
+                made[label] = accumulator.settle(_flat(grouped.column(f"{label}_{function}")))
         return pa.table(made)
 
     def _fold(self, partial: pa.Table, changes: ChangeSet) -> Iterator[tuple[pa.Table, pa.RecordBatch]]:
@@ -222,13 +222,13 @@ class AggregateOperator(Operator):
         partial = partial.combine_chunks()
         encoded = self._encoder.encode(partial)
         order = encoded.order()
-        names = [a.name for a in self._plan.accumulators]
+        labels = [a.label for a in self._plan.accumulators]
         for start in range(0, len(order), _SLICE_ROWS):
             places = order[start : start + _SLICE_ROWS]
             rows = partial.take(pa.array(places)).combine_chunks()
             keys = rows.select([*self.key_columns, KEY_GROUP_COLUMN])
             stored = encoded.take(places).stored(STATE_NAME)
-            new = [_flat(rows.column(name)) for name in names]
+            new = [_flat(rows.column(label)) for label in labels]
             running = self._combined(changes.get_many(stored), new, keys)
             changes.put_many(stored, self._codec.encode(running))
             yield keys, running

@@ -9,26 +9,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import DataType, StructType
 
-from strandline.errors import JobDefinitionError, StrandlineError, UserCodeError
+from strandline.errors import JobDefinitionError, SchemaError, StrandlineError, UserCodeError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
-from strandline.operators.rows import RowWriter, arrow_schema, column_reader, fitted, iterate_rows, row_factory
+from strandline.operators.key_chunks import Key, KeyChunkReader, KeyChunks
+from strandline.operators.rows import RowWriter, arrow_schema
 from strandline.state.access import KeyScope, ListState, MapState, ValueState
 from strandline.state.changes import ChangeSet
 from strandline.state.ddl import parse_schema
 from strandline.state.descriptors import StateDescriptor
-from strandline.state.keys import EncodedKeys, KeyEncoder
+from strandline.state.keys import KeyEncoder
 
 _OUTPUT_ROWS: Final = 8192
-_FIRST_CHUNK, _LARGEST_CHUNK, _SMALLEST_CHUNK = 1024, 32_768, 16
-_CHUNK_BYTES: Final = 32 << 20
-"""Chunks of rows shrink while the values read for one take more than this, and grow while they take far less."""
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-Key = tuple[Any, ...]
 
 
 class ProcessContext:
@@ -209,27 +204,27 @@ class _Running:
         self.context = context
         self._processor = operator.processor
         self._scope = scope
-        self._reader = _Reader(operator, info)
+        self._reader = KeyChunkReader(operator.input_struct, operator.input_schema, operator.key_columns, _place(info))
         self._writer = RowWriter(operator.output_struct, operator.output_schema, _place(info))
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
         scope, context, process = self._scope, self.context, self._processor.process
-        chunks = _Chunks(self._reader, rows)
+        chunks = KeyChunks(self._reader, rows)
         output = _Output(self._writer)
-        pending = output.rows
+        pending, keys_out, starts_out = output.rows, output.keys, output.starts
         scope.begin(changes, batch.batch_id)
         context._batch = batch
-        key: Key | None = None
         try:
             while (chunk := chunks.next()) is not None:
-                chunks.adapt(scope.load(chunk.keys))
+                chunks.adapt(scope.load(chunk.keys) + chunk.size)
                 last = len(chunk.counts) - 1
                 for at, (key, count) in enumerate(zip(chunk.values, chunk.counts, strict=True)):
                     scope.index = at
                     own: Iterator[Any] = islice(chunk.rows, count)
                     if at == last:
                         own = chain(own, chunks.rest_of(chunk.keys.one(last)))
-                    output.begin(key)
+                    keys_out.append(key)
+                    starts_out.append(len(pending))
                     try:
                         result = process(key, own, context)
                         if result is not None:
@@ -237,17 +232,8 @@ class _Running:
                                 pending.append(row)
                                 if len(pending) >= _OUTPUT_ROWS:
                                     yield output.flush()
-                    except StrandlineError as error:
-                        if chunks.error is not None:
-                            raise chunks.error from None
-                        raise type(error)(f"{_place(self.info)}, key {key}, batch {batch.batch_id}: {error}") from error
                     except Exception as error:  # noqa: BLE001  # user code may raise anything
-                        if chunks.error is not None:
-                            raise chunks.error from None
-                        raise UserCodeError(
-                            f"{_place(self.info)}, key {key}, batch {batch.batch_id}: process() failed\n"
-                            f"{user_traceback(error)}"
-                        ) from None
+                        raise self._explained(error, chunks.error or output.error, key, batch) from None
                     for _ in own:
                         pass  # what the user did not read must not be taken for the next key's rows
                     if scope.unsettled:
@@ -258,130 +244,43 @@ class _Running:
             context._batch = None
             scope.end()
 
+    def _explained(self, error: Exception, other: Exception | None, key: Key, batch: BatchInfo) -> Exception:
+        """What to raise for an error that came out of user code; `other` is one that only passed through it."""
+        if other is not None:
+            return other
+        where = f"{_place(self.info)}, key {key}, batch {batch.batch_id}"
+        if type(error) in (SchemaError, StrandlineError, JobDefinitionError):
+            return type(error)(f"{where}: {error}")
+        if isinstance(error, StrandlineError):
+            return error
+        return UserCodeError(f"{where}: process() failed\n{user_traceback(error)}")
+
 
 class _Output:
-    """Output rows that wait to become a record batch, and which key each came from."""
+    """Output rows that wait to become a record batch, and at which row each key's begin."""
 
-    __slots__ = ("_keys", "_starts", "_writer", "rows")
+    __slots__ = ("_writer", "error", "keys", "rows", "starts")
 
     def __init__(self, writer: RowWriter) -> None:
         self._writer = writer
         self.rows: list[Any] = []
-        self._keys: list[Key] = []
-        self._starts: list[int] = []
-
-    def begin(self, key: Key) -> None:
-        self._keys.append(key)
-        self._starts.append(len(self.rows))
+        self.keys: list[Key] = []
+        self.starts: list[int] = []
+        self.error: SchemaError | None = None
 
     def flush(self) -> pa.RecordBatch:
-        built = self._writer.build(self.rows, self._key_at)
+        try:
+            built = self._writer.build(self.rows, self._key_at)
+        except SchemaError as error:
+            self.error = error
+            raise
         self.rows.clear()
-        del self._keys[:-1]
-        self._starts[:] = [0]
+        del self.keys[:-1]
+        self.starts[:] = [0]
         return built
 
     def _key_at(self, row: int) -> object:
-        return self._keys[bisect_right(self._starts, row) - 1]
-
-
-class _Chunk:
-    """Some rows, ready for user code: the distinct keys in their order, how many rows each has, and the rows."""
-
-    __slots__ = ("counts", "keys", "rows", "values")
-
-    def __init__(self, keys: EncodedKeys, values: list[Key], counts: list[int], rows: Iterator[Any]) -> None:
-        self.keys = keys
-        self.values = values
-        self.counts = counts
-        self.rows = rows
-
-    def without_first(self) -> _Chunk:
-        return _Chunk(self.keys.slice(1), self.values[1:], self.counts[1:], self.rows)
-
-
-class _Reader:
-    """Turns record batches into chunks."""
-
-    def __init__(self, operator: ProcessOperator, info: SubtaskInfo) -> None:
-        self._where = _place(info)
-        schema = operator.input_schema
-        self._schema = schema.append(pa.field(KEY_GROUP_COLUMN, pa.int32()))
-        self._encoder = KeyEncoder(schema, operator.key_columns, KEY_GROUP_COLUMN)
-        self._columns = [column_reader(field.dataType) for field in operator.input_struct.fields]
-        self._key_places = [schema.get_field_index(name) for name in operator.key_columns]
-        self._make = row_factory(operator.input_struct)
-        self.limit = _FIRST_CHUNK
-
-    def fit(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        return fitted(rows, self._schema, self._where)
-
-    def chunk(self, rows: pa.RecordBatch) -> _Chunk:
-        encoded = self._encoder.encode(rows)
-        starts = encoded.starts()
-        counts = np.diff(starts, append=len(encoded)).tolist()
-        columns = [read(rows.column(at)) for at, read in enumerate(self._columns)]
-        keys = [columns[at] for at in self._key_places]
-        if len(counts) < len(encoded):
-            encoded = encoded.take(starts)
-            first = starts.tolist()
-            keys = [[column[at] for at in first] for column in keys]
-        return _Chunk(encoded, list(zip(*keys, strict=True)), counts, iterate_rows(columns, self._make))
-
-
-class _Chunks:
-    """The chunks of one batch, with one chunk of look-ahead for a key whose rows go on in the next."""
-
-    def __init__(self, reader: _Reader, rows: Iterator[pa.RecordBatch]) -> None:
-        self._reader = reader
-        self._rows = rows
-        self._open: pa.RecordBatch | None = None
-        self._ahead: _Chunk | None = None
-        self.error: Exception | None = None
-        """What the input raised: it may surface inside user code, which is not to blame and might swallow it."""
-
-    def next(self) -> _Chunk | None:
-        chunk = self._peek()
-        self._ahead = None
-        return chunk
-
-    def rest_of(self, key: bytes) -> Iterator[Any]:
-        """The rows of `key` in the chunks that follow; takes them away from there."""
-        while (chunk := self._peek()) is not None and chunk.keys.one(0) == key:
-            yield from islice(chunk.rows, chunk.counts[0])
-            if len(chunk.counts) > 1:
-                self._ahead = chunk.without_first()
-                return
-            self._ahead = None
-
-    def adapt(self, size: int) -> None:
-        """Choose the size of the next chunks, the values of the last one having taken `size` bytes."""
-        reader = self._reader
-        if size > _CHUNK_BYTES:
-            reader.limit = max(_SMALLEST_CHUNK, reader.limit // 2)
-        elif size < _CHUNK_BYTES // 4:
-            reader.limit = min(_LARGEST_CHUNK, reader.limit * 2)
-
-    def _peek(self) -> _Chunk | None:
-        if self.error is not None:
-            raise self.error
-        if self._ahead is None:
-            try:
-                self._ahead = self._read()
-            except Exception as error:
-                self.error = error
-                raise
-        return self._ahead
-
-    def _read(self) -> _Chunk | None:
-        while self._open is None or self._open.num_rows == 0:
-            following = next(self._rows, None)
-            if following is None:
-                return None
-            self._open = self._reader.fit(following)
-        limit = self._reader.limit
-        part, self._open = self._open.slice(0, limit), self._open.slice(limit)
-        return self._reader.chunk(part)
+        return self.keys[bisect_right(self.starts, row) - 1]
 
 
 def user_traceback(error: BaseException) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC
 from functools import partial
 from itertools import pairwise
-from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
@@ -67,10 +67,12 @@ def fitted(rows: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatc
 def row_factory(schema: StructType) -> Callable[[tuple[Any, ...]], Any]:
     """Makes PySpark rows of value tuples: a `Row` class that knows its names, so that a row is one allocation."""
     names = schema.fieldNames()
-    fast = {
-        name: property(itemgetter(at))
-        for at, name in enumerate(names)
-        if name.isidentifier() and not hasattr(Row, name) and names.count(name) == 1 and not name.startswith("__")
+    # A named tuple's attributes are read in C; `Row` would look its names up in a list, in Python.
+    pattern = cast(Any, namedtuple)("pattern", names, rename=True)
+    fast: dict[str, Any] = {
+        name: pattern.__dict__[place]
+        for name, place in zip(names, pattern._fields, strict=True)
+        if name == place and not hasattr(Row, name)
     }
     made = type("Row", (Row,), {"__slots__": (), "__fields__": names, **fast})
     return partial(tuple.__new__, made)
@@ -139,22 +141,27 @@ def _nested(data_type: StructType | ArrayType | MapType) -> Convert:
             read_element = column_reader(data_type.elementType)
 
             def read_arrays(column: Any) -> list[Any]:
-                values = read_element(column.values)
-                offsets = column.offsets.to_pylist()
-                arrays = [values[a:b] for a, b in pairwise(offsets)]
-                return _with_nulls(arrays, column)
+                first, spans = _spans(column)
+                values = read_element(column.values.slice(*first))
+                return _with_nulls([values[a:b] for a, b in spans], column)
 
             return read_arrays
         case MapType():
             read_key, read_value = column_reader(data_type.keyType), column_reader(data_type.valueType)
 
             def read_maps(column: Any) -> list[Any]:
-                keys, values = read_key(column.keys), read_value(column.items)
-                offsets = column.offsets.to_pylist()
-                spans = pairwise(offsets)
+                first, spans = _spans(column)
+                keys, values = read_key(column.keys.slice(*first)), read_value(column.items.slice(*first))
                 return _with_nulls([dict(zip(keys[a:b], values[a:b], strict=True)) for a, b in spans], column)
 
             return read_maps
+
+
+def _spans(column: Any) -> tuple[tuple[int, int], list[tuple[int, int]]]:
+    """Which part of the children a list or map column uses, and where in that part each row lies."""
+    edges = column.offsets.to_numpy()
+    first = int(edges[0]) if len(edges) else 0
+    return (first, int(edges[-1]) - first if len(edges) else 0), list(pairwise((edges - first).tolist()))
 
 
 # --- Python to Arrow -----------------------------------------------------------------------------

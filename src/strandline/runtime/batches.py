@@ -56,9 +56,9 @@ class BatchFunction:
         subtasks: list[tuple[str, int]],
         start_batch: int,
         commit_guard: threading.RLock,
-        on_commit: Callable[[int, int, list[SinkFile]], None],
+        on_commit: Callable[[int, int, list[SinkFile], float], None],
         on_replaced: Callable[[], None],
-        after_batch: Callable[[], None],
+        cover: Callable[[Callable[[], None]], None] | None,
     ) -> None:
         self.generation = generation
         self.failure: StrandlineError | None = None
@@ -72,7 +72,7 @@ class BatchFunction:
         self._guard = commit_guard
         self._on_commit = on_commit
         self._on_replaced = on_replaced
-        self._after_batch = after_batch
+        self._cover = cover
         self._gate = threading.Event()
         self._gate.set()
         self._ending = threading.Event()
@@ -114,21 +114,28 @@ class BatchFunction:
             with self.busy:
                 if not self._gate.is_set():
                     continue
-                try:
-                    if self._cluster.suspects():
-                        self.recover()
-                    self._run(rows, spark_batch)
-                    self._after_batch()
-                except StrandlineError as error:
-                    self.failure = self.failure or error
-                    raise
-                except Exception as error:
-                    if not self._ending.is_set():
-                        self.failure = self.failure or StrandlineError(f"batch {spark_batch}: {error}")
-                    raise
+                self._run_or_fail(rows, spark_batch)
                 return
 
+    def _run_or_fail(self, rows: DataFrame, spark_batch: int) -> None:
+        try:
+            if self._cluster.suspects():
+                self.recover()
+            self._run(rows, spark_batch)
+            if self._cover is not None:
+                self._cover(self.recover)
+        except Exception as error:
+            if isinstance(error, StrandlineError):
+                self.failure = error
+            elif not self._ending.is_set():
+                log.exception("job %s: batch %d failed", self._cluster.run.job, spark_batch)
+                self.failure = StrandlineError(f"batch {spark_batch}: {type(error).__name__}: {error}")
+            # The whole story is in `failure`. Spark takes what it gets apart with a regular expression that overflows
+            # the stack of its stream thread on a long text, and then the query hangs instead of ending.
+            raise RuntimeError("the batch function failed") from None
+
     def _run(self, rows: DataFrame, spark_batch: int) -> None:
+        began = time.time()
         batch = batch_id(self.generation, spark_batch)
         round_ = self._protocol.begin(batch)
         context = rows.sparkSession.sparkContext
@@ -162,7 +169,7 @@ class BatchFunction:
                 self.recover()
                 round_ = self._protocol.next_round()
                 self._cluster.fan("discard", {"batch": batch, "round": round_.number})
-        self._commit(spark_batch, files)
+        self._commit(spark_batch, files, began)
 
     def recover(self) -> None:
         """Replace lost slots at the last committed batch. Only the batch function, or who holds `busy`, may do this."""
@@ -210,7 +217,7 @@ class BatchFunction:
                 if prepared is not None and tuple(prepared) == (round_.batch, round_.number):
                     self._protocol.prepared(operator, index, status["incarnation"], round_, None)
 
-    def _commit(self, spark_batch: int, files: list[SinkFile]) -> None:
+    def _commit(self, spark_batch: int, files: list[SinkFile], began: float) -> None:
         """Decide, then tell. A slot that dies in between is brought to the decided batch from its segments."""
         with self._guard:
             batch = self._protocol.commit()
@@ -225,7 +232,7 @@ class BatchFunction:
                 raise SlotLostError(
                     f"job {self._cluster.run.job}: slots were lost again and again while batch {batch} was committed"
                 )
-            self._on_commit(batch, spark_batch, files)
+            self._on_commit(batch, spark_batch, files, began)
         self.batches += 1
 
     def _cause(self, error: Exception, round_: Round) -> StrandlineError:

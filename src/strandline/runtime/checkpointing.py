@@ -33,6 +33,7 @@ from strandline.storage import JobPaths, Storage
 log = logging.getLogger(__name__)
 
 FENCE_CHECK_EVERY = 5.0
+TRIES = 6
 
 
 class Interrupted(CheckpointError):
@@ -86,9 +87,10 @@ class Checkpoints:
 
     # --- facts from outside --------------------------------------------------------------------------
 
-    def committed(self, batch: int, spark_batch: int, files: list[SinkFile]) -> None:
+    def committed(self, batch: int, spark_batch: int, files: list[SinkFile], began: float) -> None:
         """A batch was committed; `files` hold its rows, staged. Called while commits and barriers are kept apart."""
         with self._wake:
+            self._coordinator.committed(batch, began)
             self._committed = (batch, spark_batch)
             self._uncovered += [(batch, file) for file in files]
             self._wake.notify_all()
@@ -120,12 +122,13 @@ class Checkpoints:
 
     # --- by hand -------------------------------------------------------------------------------------
 
-    def take(self, retries: int = 5) -> CheckpointStats | None:
+    def take(self, heal: Callable[[], None] | None = None) -> CheckpointStats | None:
         """A checkpoint of everything committed so far, complete; None if nothing was ever committed.
 
-        A checkpoint that a lost slot interrupts is taken again once the slot is back.
+        A checkpoint that a lost slot interrupts is taken again once the slot is back; `heal` brings it back, where
+        nobody else does.
         """
-        for attempt in range(retries):
+        for attempt in range(TRIES):
             wanted: Future[CheckpointStats] = Future()
             with self._wake:
                 if self._committed is None:
@@ -137,18 +140,20 @@ class Checkpoints:
             try:
                 return wanted.result()
             except Interrupted:
-                if attempt == retries - 1:
+                if attempt == TRIES - 1:
                     raise
                 time.sleep(0.2 * 2**attempt)
+                if heal is not None:
+                    heal()
         raise AssertionError("unreachable")
 
-    def cover(self) -> None:
+    def cover(self, heal: Callable[[], None] | None = None) -> None:
         """Return once a completed checkpoint covers everything that is committed now."""
         with self._lock:
             committed = self._committed
             covered = self._covered
         if committed is not None and covered < committed[0]:
-            self.take()
+            self.take(heal)
 
     def delete_all(self) -> None:
         """Give up every checkpoint of the job: none is needed after this run."""

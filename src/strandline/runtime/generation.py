@@ -14,19 +14,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
-from strandline.checkpoint.metadata import CheckpointMetadata, decode
+from strandline.checkpoint.metadata import CheckpointMetadata, all_files, decode
 from strandline.checkpoint.restore import check_compatible, plan_restore
 from strandline.checkpoint.stats import CheckpointHistory, RestoredCheckpoint
 from strandline.config import Config
-from strandline.errors import CheckpointNotFoundError, NotFoundError, StrandlineError
+from strandline.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    DamagedFileError,
+    IncompatibleCheckpointError,
+    NotFoundError,
+    StrandlineError,
+)
 from strandline.operators.base import Operator
 from strandline.runtime.batches import BatchFunction, error_in_task
 from strandline.runtime.checkpointing import Checkpoints
 from strandline.runtime.cluster import Cluster, Deployment
 from strandline.runtime.joblog import JobLogStore
 from strandline.runtime.messages import BackendSettings, OperatorSpec
-from strandline.runtime.parquet_files import recover_sink
+from strandline.runtime.parquet_files import check_sink, recover_sink
 from strandline.runtime.plan import Graph, Wiring
+from strandline.runtime.rebuild import check_states
 from strandline.runtime.spark_position import capture, seed
 from strandline.sinks import ParquetSink
 from strandline.storage import JobPaths, Storage, open_storage
@@ -82,7 +90,7 @@ class Generation:
     ) -> Generation:
         """Take the job over, restore its newest completed checkpoint, and start the query.
 
-        Nothing is taken over, and nobody is fenced, when the checkpoint does not fit the job.
+        Nothing is taken over, and nobody is fenced, when the checkpoint or a sink's folder does not fit the job.
         """
         storage = open_storage(cluster.run.storage.url, cluster.run.storage.options)
         paths = JobPaths(job)
@@ -90,17 +98,38 @@ class Generation:
         parallelism = config.parallelism or min(spark.sparkContext.defaultParallelism, config.max_parallelism)
         operators = tuple(operator.uid for operator in graph.operators)
 
-        def read_latest() -> CheckpointMetadata | None:
-            if store.log.latest is None:
-                return None
-            metadata = read_metadata(storage, store.log.latest.metadata_path)
-            check_compatible(metadata, job, operators, parallelism, config.max_parallelism)
-            return metadata
+        sinks = {
+            sink.path: open_storage(sink.path, dict(config.storage_options))
+            for _node, sink in graph.sinks
+            if isinstance(sink, ParquetSink)
+        }
+
+        def latest() -> CheckpointMetadata | None:
+            """What to go on from, once it is known to be whole and to fit the job and its sinks."""
+            found = _read_latest(storage, paths, store)
+            if found is not None:
+                check_compatible(found, job, operators, parallelism, config.max_parallelism)
+                for operator in graph.operators:
+                    for state in found.subtasks:
+                        if state.operator == operator.uid:
+                            check_states(operator, state)
+                _check_files(storage, paths, found)
+            for path, sink_storage in sinks.items():
+                check_sink(sink_storage, path, job, found)
+            return found
 
         store.load()
-        read_latest()
+        while True:
+            position = store.log.position
+            try:
+                latest()
+                break
+            except CheckpointError:
+                # A run that is alive may have completed a checkpoint since, and deleted the one that was looked at.
+                if store.load().position == position:
+                    raise
         store.take_over()
-        restored = read_latest()
+        restored = latest()
         generation = store.log.generation
         log.info(
             "job %s: generation %d from %s",
@@ -109,14 +138,8 @@ class Generation:
             f"checkpoint {restored.checkpoint_id}" if restored else "the start",
         )
 
-        sinks = {
-            sink.path: open_storage(sink.path, dict(config.storage_options))
-            for _node, sink in graph.sinks
-            if isinstance(sink, ParquetSink)
-        }
         for path, sink_storage in sinks.items():
-            covered = [file for file in restored.sink_files if file.sink == path] if restored else []
-            recover_sink(sink_storage, job, restored.batch_id if restored else None, covered)
+            recover_sink(sink_storage, path, job, restored)
 
         subtasks = [(operator, index) for operator in operators for index in range(parallelism)]
         now = time.time()
@@ -135,11 +158,15 @@ class Generation:
             covered_batch=restored.batch_id if restored else None,
             history=history,
         )
-        retained = [read_metadata(storage, paths.metadata(number)) for number in store.log.retained]
+        retained = [restored] if restored else []
+        for number in store.log.retained:
+            if restored is None or number != restored.checkpoint_id:
+                retained += _older(storage, paths, number)
         dropped = [
-            read_metadata(storage, paths.metadata(number))
+            metadata
             for number in store.log.dropped
             if storage.exists(paths.metadata(number))
+            for metadata in _older(storage, paths, number)
         ]
         leftovers = coordinator.recover(retained, dropped)
         storage.delete([handle.path for handle in leftovers])
@@ -192,26 +219,31 @@ class Generation:
             config.max_parallelism,
             dict(config.storage_options),
         )
-        with _settings(spark):
-            rows, outlets = graph.build(wiring)
-            batch_function = BatchFunction(
-                cluster,
-                generation,
-                outlets,
-                subtasks,
-                restore_batch,
-                guard,
-                checkpoints.committed,
-                checkpoints.slots_replaced,
-                checkpoints.cover if config.checkpoint_every_batch else lambda: None,
-            )
-            writer = rows.writeStream.foreachBatch(batch_function).option("checkpointLocation", str(scratch))
-            if available_now:
-                writer = writer.trigger(availableNow=True)
-            elif config.batch_interval is not None:
-                writer = writer.trigger(processingTime=f"{int(config.batch_interval * 1000)} milliseconds")
-            checkpoints.start()
-            query = writer.start()
+        try:
+            with _settings(spark):
+                rows, outlets = graph.build(wiring)
+                batch_function = BatchFunction(
+                    cluster,
+                    generation,
+                    outlets,
+                    subtasks,
+                    restore_batch,
+                    guard,
+                    checkpoints.committed,
+                    checkpoints.slots_replaced,
+                    checkpoints.cover if config.checkpoint_every_batch else None,
+                )
+                writer = rows.writeStream.foreachBatch(batch_function).option("checkpointLocation", str(scratch))
+                if available_now:
+                    writer = writer.trigger(availableNow=True)
+                elif config.batch_interval is not None:
+                    writer = writer.trigger(processingTime=f"{int(config.batch_interval * 1000)} milliseconds")
+                checkpoints.start()
+                query = writer.start()
+        except BaseException:
+            checkpoints.close()
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
         return cls(generation, query, batch_function, checkpoints, cluster, scratch)
 
     # --- watching --------------------------------------------------------------------------------
@@ -253,6 +285,11 @@ class Generation:
             return error
         finally:
             self.batch_function.busy.release()
+
+    def heal(self) -> None:
+        """Replace lost slots between batches, waiting for the batch that runs."""
+        with self.batch_function.busy:
+            self.batch_function.recover()
 
     def has_failed(self, patience: float) -> bool:
         """Whether this generation is over, as far as one can tell within `patience` seconds."""
@@ -317,6 +354,46 @@ def read_metadata(storage: Storage, path: str) -> CheckpointMetadata:
             f"{where} is missing, though the job's log names it as a completed checkpoint. Bring the file back; or, to "
             "begin anew without its state, use another job name or empty the job's folder."
         ) from error
+
+
+def _read_latest(storage: Storage, paths: JobPaths, store: JobLogStore) -> CheckpointMetadata | None:
+    latest = store.log.latest
+    if latest is None:
+        return None
+    if latest.metadata_path != paths.metadata(latest.checkpoint_id):
+        raise IncompatibleCheckpointError(
+            f"{storage.url}/{paths.root} belongs to another job, not to job {paths.job!r}: its log names "
+            f"{latest.metadata_path!r} as the newest checkpoint. Start the job under the name it had, with its folder "
+            "where it was; or use a name that has no folder yet."
+        )
+    return read_metadata(storage, latest.metadata_path)
+
+
+def _older(storage: Storage, paths: JobPaths, number: int) -> list[CheckpointMetadata]:
+    """The metadata of a checkpoint that the job does not start from: if it cannot be read, nothing depends on it.
+
+    Its files stay, for nobody knows them.
+    """
+    try:
+        return [read_metadata(storage, paths.metadata(number))]
+    except CheckpointError as error:
+        log.warning("job %s: checkpoint %d is not retained any more: %s", paths.job, number, error)
+        return []
+
+
+def _check_files(storage: Storage, paths: JobPaths, metadata: CheckpointMetadata) -> None:
+    """Raise `DamagedFileError` unless every file of the checkpoint is there with its size; slots check the content."""
+    sizes = {file.path: file.size for file in storage.list(paths.root)}
+    for state, file in all_files(metadata):
+        if file.handle is None or sizes.get(file.handle.path) == file.handle.size:
+            continue
+        found = sizes.get(file.handle.path)
+        what = "is missing" if found is None else f"has {found} bytes instead of {file.handle.size}"
+        raise DamagedFileError(
+            f"job {metadata.job}, operator {state.operator}, subtask {state.subtask}: {storage.url}/{file.handle.path} "
+            f"{what}, and checkpoint {metadata.checkpoint_id} needs it. Bring the file back; or, to begin anew without "
+            "the state, use another job name or empty the job's folder."
+        )
 
 
 def _next_free_id(storage: Storage, paths: JobPaths) -> int:

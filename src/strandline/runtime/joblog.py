@@ -69,7 +69,7 @@ class JobLogStore:
         owner = f"{socket.gethostname()}/{os.getpid()}"
         while True:
             entry = self.log.takeover_entry(owner, time.time(), uuid.uuid4().hex)
-            if self._create(entry) is Verdict.OURS:
+            if self._create(entry) is Verdict.OURS and self._later(entry.sequence) is None:
                 return self._apply(entry)
             self.load()
 
@@ -100,24 +100,27 @@ class JobLogStore:
 
     def check_not_fenced(self) -> None:
         """Raises `FencedError` if entries of another driver follow ours."""
-        after = self._paths.log_entry(self.log.position)
-        later = next(iter(self._storage.list(self._paths.log_dir, after=after)), None)
+        later = self._later(self.log.position)
         if later is not None:
-            number = self._paths.parse_log_entry(later.path)
-            if number is not None:
-                raise fenced_error(self._paths.job, self.log.generation, self._read(number))
+            raise fenced_error(self._paths.job, self.log.generation, self._read(later))
 
     def _win(self, entry: Entry) -> JobLog:
         if self._create(entry) is Verdict.FENCED:
             raise fenced_error(self._paths.job, self.log.generation, self._read(entry.sequence))
         generation = self.log.generation
         self._apply(entry)
-        # Old entries are deleted, so a driver that slept very long might find its place free again: look behind it.
-        later = next(iter(self._storage.list(self._paths.log_dir, after=self._paths.log_entry(entry.sequence))), None)
+        later = self._later(entry.sequence)
         if later is not None:
-            number = self._paths.parse_log_entry(later.path)
-            raise fenced_error(self._paths.job, generation, self._read(entry.sequence if number is None else number))
+            raise fenced_error(self._paths.job, generation, self._read(later))
         return self.log
+
+    def _later(self, number: int) -> int | None:
+        """The first entry behind `number`, if there is one.
+
+        Old entries are deleted, so a driver that slept very long might find its place free again: it looks behind it.
+        """
+        files = self._storage.list(self._paths.log_dir, after=self._paths.log_entry(number))
+        return next((n for file in files if (n := self._paths.parse_log_entry(file.path)) is not None), None)
 
     def _apply(self, entry: Entry) -> JobLog:
         self.log = self.log.apply(entry)

@@ -18,6 +18,7 @@ from strandline.runtime.messages import SlotSpec
 from strandline.state.backend import SnapshotFile
 
 _SEGMENT = re.compile(r"seg-(-?\d+)-(\d+)\.segment")
+_SNAPSHOT = re.compile(r"snap-(\d+)(\.json|\.tmp)?")
 
 
 class SnapshotMarker(msgspec.Struct, frozen=True):
@@ -71,8 +72,14 @@ class OperatorFolder:
         temporary.write_bytes(msgspec.json.encode(marker))
         temporary.replace(self._marker(checkpoint_id))
 
+    def snapshots(self) -> list[int]:
+        """The checkpoints of which there are snapshot files, complete or not, in ascending order."""
+        found = {int(match[1]) for path in self.root.glob("snap-*") if (match := _SNAPSHOT.fullmatch(path.name))}
+        return sorted(found)
+
     def drop_snapshot(self, checkpoint_id: int) -> None:
         self._marker(checkpoint_id).unlink(missing_ok=True)
+        self._marker(checkpoint_id).with_suffix(".tmp").unlink(missing_ok=True)
         shutil.rmtree(self.snapshot(checkpoint_id), ignore_errors=True)
 
     def drop_segments(self, up_to_batch: int) -> None:

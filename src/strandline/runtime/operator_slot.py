@@ -21,6 +21,8 @@ from strandline.state.backend import Snapshot, SnapshotFile, StateBackend
 from strandline.state.changes import ChangeSet
 from strandline.state.segment import SegmentHeader, write_segment
 
+Chunk = tuple[list[bytes], list[bytes | None]]
+
 
 @dataclass(slots=True)
 class Prepared:
@@ -29,6 +31,8 @@ class Prepared:
     batch: int
     round: int
     changes: ChangeSet
+    chunks: list[Chunk] | None
+    """The net changes in order, as they are in the segment; None if they are too many to be held in memory."""
     segment: Path
     output: RecordedOutput
 
@@ -87,8 +91,12 @@ class OperatorSlot:
         try:
             check()
             held = self._prepared
-            if held is not None and (held.batch, held.round) == (header.batch, header.round):
-                return held.output
+            if held is not None:
+                if (held.batch, held.round) == (header.batch, header.round):
+                    return held.output
+                # Of an older round, so it can never commit. Both would have the same segment file: it goes first.
+                self._prepared = None
+                held.discard()
             self._applied.result()
             done = self._run(header, rows())
             try:
@@ -96,8 +104,6 @@ class OperatorSlot:
             except StaleAttemptError:
                 done.discard()
                 raise
-            if held is not None:
-                held.discard()
             self._prepared = done
             return done.output
         finally:
@@ -117,18 +123,19 @@ class OperatorSlot:
             for produced in self.operator.run(self._counted(rows), changes, batch):
                 output.append(produced)
             output.seal()
+            chunks = None if changes.spilled else list(changes.chunks())
             write_segment(
                 segment,
                 SegmentHeader(
                     header.generation, header.batch, header.round, header.operator, header.subtask, header.attempt
                 ),
-                changes.chunks(),
+                chunks or changes.chunks(),
             )
         except BaseException:
             changes.discard()
             output.discard()
             raise
-        return Prepared(header.batch, header.round, changes, segment, output)
+        return Prepared(header.batch, header.round, changes, chunks, segment, output)
 
     def _counted(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in rows:
@@ -159,7 +166,7 @@ class OperatorSlot:
             self._applied = self._worker.submit(self._apply, held)
 
     def _apply(self, held: Prepared) -> None:
-        for keys, values in held.changes.chunks():
+        for keys, values in held.chunks or held.changes.chunks():
             self._backend.apply(keys, values)
         held.changes.discard()
         held.output.discard()
@@ -169,8 +176,8 @@ class OperatorSlot:
 
         It may run beside an attempt, which only reads; the coordinator keeps commits and barriers apart.
         """
-        self._applied.result()
         started = time.perf_counter()
+        self._applied.result()
         batch = self.committed
         snapshot = self._backend.snapshot(self._folder.snapshot(checkpoint_id))
         sync_ms = (time.perf_counter() - started) * 1000
@@ -182,10 +189,11 @@ class OperatorSlot:
         started = time.perf_counter()
         files = snapshot.write()
         self._folder.mark(checkpoint_id, batch, files)
-        previous, self._newest_snapshot = self._newest_snapshot, checkpoint_id
+        self._newest_snapshot = checkpoint_id
         self._folder.drop_segments(batch)
-        if previous is not None and previous not in self._snapshots:
-            self._folder.drop_snapshot(previous)
+        for older in self._folder.snapshots():
+            if older < checkpoint_id and older not in self._snapshots:  # also what earlier incarnations left
+                self._folder.drop_snapshot(older)
         return files, (time.perf_counter() - started) * 1000
 
     def report(self, checkpoint_id: int) -> SnapshotReport:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.checkpoint.metadata import SinkFile
+from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile
+from strandline.checkpoint.restore import ListedSinkFile, SinkRecovery
 from strandline.errors import DirectoryNotOursError, NotFoundError
 from strandline.runtime.relay import current_batch
 from strandline.state.disk import disk_full_names
@@ -73,19 +74,9 @@ def publish(storage: Storage, files: Iterable[SinkFile]) -> None:
                 ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class SinkListing:
-    """What a sink's folder holds of one job."""
-
-    staged: dict[str, int]
-    """path -> batch id"""
-    published: dict[str, int]
-    foreign: tuple[str, ...]
-
-
-def list_sink(storage: Storage, job: str) -> SinkListing:
-    staged: dict[str, int] = {}
-    published: dict[str, int] = {}
+def _listed(storage: Storage, sink: str, job: str) -> tuple[list[ListedSinkFile], list[str]]:
+    """What a sink's folder holds of the job, and the visible files that are not the job's."""
+    ours: list[ListedSinkFile] = []
     foreign: list[str] = []
     for file in storage.list():
         name = file.path.rsplit("/", 1)[-1]
@@ -94,34 +85,33 @@ def list_sink(storage: Storage, job: str) -> SinkListing:
             if not any(part.startswith(("_", ".")) for part in file.path.split("/")):
                 foreign.append(file.path)
         elif match["job"] == job:
-            (staged if name.endswith(".staged") else published)[file.path] = int(match["batch"])
-    return SinkListing(staged, published, tuple(foreign))
+            ours.append(ListedSinkFile(sink, file.path, int(match["batch"]), not name.endswith(".staged")))
+    return ours, foreign
 
 
-def recover_sink(storage: Storage, job: str, restored_batch: int | None, covered: list[SinkFile]) -> None:
-    """Bring a sink's folder to what the restored checkpoint says: publish what it covers, withdraw what came after.
+def check_sink(storage: Storage, sink: str, job: str, restored: CheckpointMetadata | None) -> None:
+    """Raise `DirectoryNotOursError` unless the folder is empty or holds what this job wrote before.
 
-    Without a checkpoint the folder must not hold published rows: they would stay beside the same rows computed anew.
+    Without a checkpoint it must not hold published rows: they would stay beside the same rows computed anew.
     """
-    listing = list_sink(storage, job)
-    if restored_batch is None:
-        if listing.published:
-            raise DirectoryNotOursError(
-                f"{storage.url} holds {len(listing.published)} files that job {job!r} published earlier, but it has "
-                "no checkpoint to go on from. Empty the folder, choose another one, or bring the checkpoint back."
-            )
-        if listing.foreign:
-            raise DirectoryNotOursError(
-                f"{storage.url} is not empty and not ours: it holds {listing.foreign[0]!r}"
-                f"{f' and {len(listing.foreign) - 1} other files' if len(listing.foreign) > 1 else ''}. "
-                "Give the sink a folder of its own."
-            )
-    publish(storage, covered)
-    keep = -1 if restored_batch is None else restored_batch
-    storage.delete([path for path, batch in listing.published.items() if batch > keep])
-    staged = {file.staged for file in covered}
-    storage.delete([path for path in listing.staged if path not in staged])
+    ours, foreign = _listed(storage, sink, job)
+    published = [file for file in ours if file.published]
+    if SinkRecovery.plan(restored, ours).unaccounted:
+        raise DirectoryNotOursError(
+            f"{storage.url} holds {len(published)} files that job {job!r} published earlier, but it has "
+            "no checkpoint to go on from. Empty the folder, choose another one, or bring the checkpoint back."
+        )
+    if foreign and not published:
+        raise DirectoryNotOursError(
+            f"{storage.url}, where a sink of job {job!r} should write, is not empty and not ours: it holds "
+            f"{foreign[0]!r}{f' and {len(foreign) - 1} other files' if len(foreign) > 1 else ''}. "
+            "Give the sink a folder of its own."
+        )
 
 
-def sink_storage(path: str, options: dict[str, str]) -> Storage:
-    return open_storage(path, options)
+def recover_sink(storage: Storage, sink: str, job: str, restored: CheckpointMetadata | None) -> None:
+    """Bring a sink's folder to what the restored checkpoint says: publish what it covers, withdraw what came after."""
+    ours, _foreign = _listed(storage, sink, job)
+    plan = SinkRecovery.plan(restored, ours)
+    publish(storage, [file for file in (*plan.publish, *plan.missing) if file.sink == sink])
+    storage.delete([file.name for file in (*plan.withdraw, *plan.discard)])

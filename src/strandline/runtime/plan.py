@@ -6,10 +6,12 @@ starts actions on the finished rows. A stream that is used twice is evaluated tw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN, Operator
 from strandline.runtime.batches import Outlets
@@ -85,8 +87,8 @@ class Graph:
 
         frames: dict[int, DataFrame] = {}
         manifests = [
-            _frame(node, wiring, frames).mapInArrow(
-                ParquetWriter(wiring.job, sink.path, wiring.storage_options, sink.compression), MANIFEST
+            self._written(
+                node, ParquetWriter(wiring.job, sink.path, wiring.storage_options, sink.compression), wiring, frames
             )
             for node, sink in self.sinks
             if isinstance(sink, ParquetSink)
@@ -129,6 +131,51 @@ class Graph:
             ),
         )
 
+    def _written(self, node: Node, writer: ParquetWriter, wiring: Wiring, frames: dict[int, DataFrame]) -> DataFrame:
+        """A sink's manifest. What only this sink reads is written by the relay's own task, not by way of Spark."""
+        readers = [known for known, _sink in self.sinks if known is node]
+        readers += [parent for child in self._nodes() for parent in _parents(child) if parent is node]
+        if isinstance(node, StatefulNode) and len(readers) == 1:
+            rows = _partitioned(_frame(node.parent, wiring, frames).select(*node.columns), node.operator, wiring)
+            return rows.mapInArrow(RelayToParquet(_relay(node, wiring), writer), MANIFEST)
+        return _frame(node, wiring, frames).mapInArrow(writer, MANIFEST)
+
+    def _nodes(self) -> list[Node]:
+        """All nodes that lead to a sink."""
+        found: list[Node] = []
+        todo = [node for node, _sink in self.sinks]
+        while todo:
+            node = todo.pop()
+            if not any(node is known for known in found):
+                found.append(node)
+                todo += _parents(node)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class RelayToParquet:
+    """A relay and the writer of its only sink, in one task."""
+
+    relay: Relay
+    writer: ParquetWriter
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.writer(self.relay(batches))
+
+
+def _parents(node: Node) -> tuple[Node, ...]:
+    match node:
+        case UnionNode(parents):
+            return parents
+        case TransformNode(parent) | StatefulNode(parent):
+            return (parent,)
+        case _:
+            return ()
+
+
+def _relay(node: StatefulNode, wiring: Wiring) -> Relay:
+    return Relay(node.operator.uid, wiring.coordinator, wiring.secret)
+
 
 def _struct(frame: DataFrame) -> StructType:
     return frame.schema
@@ -162,8 +209,7 @@ def _build(node: Node, wiring: Wiring | None, known: dict[int, DataFrame]) -> Da
             rows = _frame(parent, wiring, known)
             if wiring is None:
                 return rows.mapInArrow(_nothing, output)
-            relay = Relay(operator.uid, wiring.coordinator, wiring.secret)
-            return _partitioned(rows.select(*columns), operator, wiring).mapInArrow(relay, output)
+            return _partitioned(rows.select(*columns), operator, wiring).mapInArrow(_relay(node, wiring), output)
 
 
 def _nothing(batches: Any) -> Any:
@@ -193,12 +239,13 @@ def source_problems(frame: DataFrame) -> list[str]:
         streaming = [child for child in children if child.isStreaming()]
         if streaming and (name in _STATEFUL or (name == "Join" and len(streaming) == 2)):
             problems.append(
-                f"it contains Spark's own stateful operator {name}, whose state our checkpoints do not cover"
+                f"it contains Spark's own stateful operator {name}, whose state our checkpoints do not cover; "
+                "use key_by(...) with aggregate(...) or process(...) instead"
             )
         if name == "StreamingRelation":
             option = node.dataSource().options().get("cleanSource")
             if option.isDefined() and str(option.get()).lower() != "off":
-                problems.append("its option cleanSource removes files before a checkpoint covers them")
+                problems.append("its option cleanSource removes files before a checkpoint covers them; leave it out")
     return problems
 
 

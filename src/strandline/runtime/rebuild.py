@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import shutil
 import zlib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,6 +18,7 @@ from strandline.operators.base import Operator
 from strandline.runtime.local_files import Base, OperatorFolder
 from strandline.runtime.messages import SlotSpec
 from strandline.state.backend import StateBackend
+from strandline.state.disk import disk_full_names
 from strandline.state.factory import RestoredFile, open_backend
 from strandline.state.rocksdb import RocksDBMemory
 from strandline.state.segment import read_segment
@@ -32,7 +35,7 @@ def rebuild(spec: SlotSpec, operator: Operator, folder: OperatorFolder, memory: 
     """
     folder.clear_databases(spec.incarnation)
     durable = next((state for state in spec.restore if state.operator == operator.uid), None)
-    _check_states(operator, durable)
+    check_states(operator, durable)
     problems: list[str] = []
     for base in folder.bases(spec.restore_batch, spec.decided_batch):
         try:
@@ -100,14 +103,16 @@ def _download(spec: SlotSpec, state: SubtaskState, target: Path) -> list[Restore
         path = target / file.name
         restored = RestoredFile(file.name, path, file.identity, file.shared)
         if file.handle is None:
-            path.write_bytes(file.inline or b"")
+            with disk_full_names(target):
+                path.write_bytes(file.inline or b"")
             return restored
         what = (
             f"job {spec.run.job}, operator {state.operator}, subtask {state.subtask}: {storage.url}/{file.handle.path}"
         )
         advice = "Restore from another checkpoint, or bring the file back."
         try:
-            storage.download(file.handle.path, path)
+            with disk_full_names(target):
+                storage.download(file.handle.path, path)
         except NotFoundError as error:
             raise DamagedFileError(f"{what} is missing, though the checkpoint needs it. {advice}") from error
         found = checksum(path)
@@ -131,14 +136,42 @@ def checksum(path: Path) -> str:
     return f"crc32:{value:08x}"
 
 
-def _check_states(operator: Operator, durable: SubtaskState | None) -> None:
-    """A state keeps its kind and schema for life."""
+def check_states(operator: Operator, durable: SubtaskState | None) -> None:
+    """A state keeps its kind and schema for life. Raises `IncompatibleCheckpointError` where it does not."""
     before = {str(state["name"]): state for state in durable.states} if durable is not None else {}
     for state in operator.states():
         now = msgspec.to_builtins(state)
         known = before.get(state.name)
         if known is not None and known != now:
-            raise IncompatibleCheckpointError(
-                f"operator {operator.uid}: the checkpoint has the state {state.name!r} as {known}, the job declares "
-                f"{now}. Declare it as it was, or give the new state another name."
+            remedy = (
+                "Use the aggregates that it had, or start a new job."
+                if state.kind == "aggregate"
+                else "Declare it as it was, or give the new state another name."
             )
+            raise IncompatibleCheckpointError(
+                f"operator {operator.uid}: the checkpoint has the state {state.name!r} as {_described(known)}, the job "
+                f"declares {_described(now)}. {remedy}"
+            )
+
+
+def _described(state: Mapping[str, Any]) -> str:
+    """A descriptor as a user would say it: its kind, and its columns rather than their JSON."""
+    parts = [f"{state['kind']} state"]
+    for label, name in (("keys", "key_schema"), ("columns", "schema")):
+        if state[name] is not None:
+            parts.append(f"{label} ({_columns(state[name])})")
+    if state["ttl_ms"] is not None:
+        parts.append(f"a time-to-live of {state['ttl_ms']} ms")
+    return ", ".join(parts)
+
+
+def _columns(schema: str) -> str:
+    try:
+        fields = msgspec.json.decode(schema)["fields"]
+        return ", ".join(f"{field['name']} {_type(field['type'])}" for field in fields)
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return schema
+
+
+def _type(type_: Any) -> str:
+    return type_ if isinstance(type_, str) else msgspec.json.encode(type_).decode()

@@ -51,6 +51,18 @@ class Relay:
         return ExchangeHeader(task.generation, task.batch, task.round, self.operator, subtask, task.attempt)
 
 
+def _send(writer: Any, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> None:
+    rows = 0
+    batch: pa.RecordBatch | None = first
+    while batch is not None:
+        if batch.num_rows:
+            rows += batch.num_rows
+            writer.write_batch(batch.drop_columns([SUBTASK_COLUMN]))
+        batch = next(rest, None)
+    writer.write_metadata(str(rows).encode())
+    writer.done_writing()
+
+
 class TaskBatch(NamedTuple):
     """The batch that a Spark task works for."""
 
@@ -82,15 +94,11 @@ def _exchange(
     schema = first.schema.remove(first.schema.get_field_index(SUBTASK_COLUMN))
     writer.begin(schema)
     if reader.read_chunk().app_metadata.to_pybytes() == b"go":
-        rows = 0
-        batch: pa.RecordBatch | None = first
-        while batch is not None:
-            if batch.num_rows:
-                rows += batch.num_rows
-                writer.write_batch(batch.drop_columns([SUBTASK_COLUMN]))
-            batch = next(rest, None)
-        writer.write_metadata(str(rows).encode())
-        writer.done_writing()
+        try:
+            _send(writer, first, rest)
+        except OSError:
+            reader.read_chunk()  # raises what the slot said when it ended the exchange
+            raise
         reader.read_chunk()
     for chunk in reader:
         if chunk.data is not None:

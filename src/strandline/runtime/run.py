@@ -57,8 +57,9 @@ class Run:
         self._generation: Generation | None = None
         self._cluster: Cluster | None = None
         self._changed = threading.Condition()
-        self._asked: str | None = None
-        """`stop` or `cancel`, once somebody asked for it."""
+        self._asked = False
+        """Whether somebody asked the run to end."""
+        self._ending = threading.Lock()
         self._totals = {"rounds_repeated": 0, "replaced_slots": 0}
         self._done = threading.Event()
 
@@ -75,7 +76,8 @@ class Run:
             self.status = "failed"
             self._done.set()
             raise
-        threading.Thread(target=self._supervise, daemon=True, name=f"strandline-{self.name}").start()
+        self._supervisor = threading.Thread(target=self._supervise, daemon=True, name=f"strandline-{self.name}")
+        self._supervisor.start()
 
     def _make_cluster(self) -> Cluster:
         context = self._spark.sparkContext
@@ -118,8 +120,8 @@ class Run:
             while not self._done.is_set():
                 generation = self._generation
                 assert generation is not None
-                failure = generation.watch(lambda: self._asked is not None)
-                if self._asked is not None:
+                failure = generation.watch(lambda: self._asked)
+                if self._asked:
                     return  # whoever asked ends the run
                 if failure is None:
                     self._finish(generation)
@@ -132,7 +134,7 @@ class Run:
     def _finish(self, generation: Generation) -> None:
         """The source is drained: a last checkpoint makes everything visible."""
         try:
-            generation.checkpoints.take()
+            generation.checkpoints.take(generation.heal)
         except StrandlineError as error:
             self._fail(error)
             return
@@ -150,9 +152,9 @@ class Run:
             self.restarts += 1
             self._set_status("restarting")
             deadline = time.monotonic() + delay
-            while time.monotonic() < deadline and self._asked is None:
+            while time.monotonic() < deadline and not self._asked:
                 time.sleep(0.02)
-            if self._asked is not None:
+            if self._asked:
                 return False
             try:
                 self._open_generation()
@@ -241,30 +243,33 @@ class Run:
     def stop(self) -> None:
         def orderly(generation: Generation) -> None:
             generation.batch_function.hold()
-            generation.checkpoints.take()
+            generation.checkpoints.take(generation.heal)
 
-        self._ask("stop", "stopped", orderly)
+        self._ask("stopped", orderly)
 
     def cancel(self) -> None:
         def at_once(generation: Generation) -> None:
             if self._config.on_cancel == "delete":
                 generation.checkpoints.delete_all()
 
-        self._ask("cancel", "cancelled", at_once)
+        self._ask("cancelled", at_once)
 
-    def _ask(self, what: str, status: str, last_acts: Callable[[Generation], None]) -> None:
-        if self._done.is_set():
-            self._raise_if_failed()
-            return
-        generation = self._running()
-        try:
-            last_acts(generation)
-        except StrandlineError as error:
-            self._asked = what
-            self._fail(error)
-            raise
-        self._asked = what
-        self._end(generation, status)
+    def _ask(self, status: str, last_acts: Callable[[Generation], None]) -> None:
+        """End the run: the supervisor steps back first, so that it does not restart what is being ended."""
+        self._asked = True
+        self._supervisor.join()
+        with self._ending:
+            if self._done.is_set():
+                self._raise_if_failed()
+                return
+            generation = self._generation
+            try:
+                if generation is not None:
+                    last_acts(generation)
+            except StrandlineError as error:
+                self._fail(error)
+                raise
+            self._end(generation, status)
 
     def processes(self) -> dict[str, Any]:
         return self._cluster.describe() if self._cluster is not None and not self._done.is_set() else {}

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 import pyarrow as pa
+import pyarrow.flight as flight
 
 from strandline.errors import StaleAttemptError, StrandlineError
 from strandline.operators.base import Operator, SubtaskInfo
@@ -74,9 +75,9 @@ class Slot:
 
         try:
             output = operator.work(header, rows, context.is_cancelled, partial(self._check_fresh, header, operator))
-        except StaleAttemptError:
-            raise
-        except StrandlineError as error:
+        except (StaleAttemptError, flight.FlightError):
+            raise  # an attempt that is over, or whose relay is gone: no failure of the batch
+        except Exception as error:
             self._failure = {"batch": header.batch, "round": header.round, "error": encode_error(error)}
             raise
         if not begun:

@@ -220,7 +220,7 @@ class TaskManager:
                         "acknowledge",
                         {"checkpoint": checkpoint_id, "generation": spec.generation, "ack": acknowledged},
                     )
-            except StrandlineError as error:
+            except (StrandlineError, OSError) as error:
                 log.warning("checkpoint %d, subtask %d: %s", checkpoint_id, spec.index, error)
                 self._coordinator.call(
                     "decline",

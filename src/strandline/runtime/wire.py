@@ -10,7 +10,6 @@ import hmac
 import logging
 import os
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +76,12 @@ def decode_error(data: bytes) -> StrandlineError:
     return error
 
 
+def _refusal(text: str) -> Exception:
+    """An answer that arrives as `StrandlineError`: the process lives, so it is no lost slot."""
+    refusal: Exception = flight.FlightServerError(text, extra_info=encode_error(StrandlineError(text)))
+    return refusal
+
+
 class _CheckSecret(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no stubs
     def __init__(self, secret: str) -> None:
         super().__init__()
@@ -96,7 +101,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         handler = self._server.actions.get(action.type)
         if handler is None:
-            raise flight.FlightServerError(f"unknown action {action.type!r}")
+            raise _refusal(f"unknown action {action.type!r}")
         try:
             return [msgspec.msgpack.encode(handler(msgspec.msgpack.decode(action.body.to_pybytes())))]
         except Exception as error:
@@ -106,7 +111,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         if self._server.exchange is None:
-            raise flight.FlightServerError("no data is exchanged with this process")
+            raise _refusal("no data is exchanged with this process")
         try:
             self._server.exchange(context, descriptor.command, reader, writer)
         except flight.FlightError:
@@ -137,9 +142,8 @@ class Server:
         Path(unix_path).unlink(missing_ok=True)
         self._tcp = _FlightServer(f"grpc://{bind_host}:0", self)
         self._unix = _FlightServer(f"grpc+unix://{unix_path}", self)
+        # They answer from here on. `serve` is not called: it would take Ctrl-C and SIGTERM away from the process.
         self.address = Address(host_identity(), unix_path, advertise_host or bind_host, self._tcp.port)
-        for server in (self._tcp, self._unix):
-            threading.Thread(target=server.serve, daemon=True, name="flight-server").start()
 
     def close(self) -> None:
         for server in (self._tcp, self._unix):

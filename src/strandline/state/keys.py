@@ -106,7 +106,7 @@ class EncodedKeys:
         if self._matrix is not None:
             whole = np.ascontiguousarray(np.hstack((self._groups, self._matrix)))
             # Equal widths, so that numpy's habit of ignoring zeros at the end of a string cannot matter.
-            return np.argsort(whole.view(f"S{whole.shape[1]}").ravel(), kind="stable")
+            return np.argsort(whole.view(f"S{whole.shape[1]}").ravel())
         joined = _join([_to_binary(self._groups), self._array])
         return np.asarray(pc.sort_indices(joined).to_numpy()).astype(np.int64)
 

@@ -15,7 +15,7 @@ from strandline.storage.object_store import SCHEMES as OBJECT_STORE_SCHEMES
 from strandline.storage.object_store import ObjectStorage
 from strandline.storage.paths import JobPaths
 
-__all__ = ["JobPaths", "Storage", "StoredFile", "open_storage"]
+__all__ = ["JobPaths", "Storage", "StoredFile", "is_local", "open_storage"]
 
 
 def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
@@ -25,11 +25,20 @@ def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
     environment; local files take none. Nothing is contacted or created yet. A scheme that is not supported, or an
     option that does not exist, is a `ConfigError`.
     """
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", url)
-    scheme = match.group(1).lower() if match else "file"
+    scheme = _scheme(url)
     if scheme == "file":
         return LocalStorage(url)
     if scheme in OBJECT_STORE_SCHEMES:
         return ObjectStorage(url, options)
     supported = ", ".join(f"{name}://" for name in ("file", *OBJECT_STORE_SCHEMES))
     raise ConfigError(f"the storage {url!r} has a scheme that is not supported; supported: a local path, {supported}")
+
+
+def is_local(url: str) -> bool:
+    """Whether `url` is a path or a `file://` URL."""
+    return _scheme(url) == "file"
+
+
+def _scheme(url: str) -> str:
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", url)
+    return match.group(1).lower() if match else "file"

@@ -1,0 +1,128 @@
+"""`strandline bench`: the benchmarks as commands."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from strandline.bench import report, spark_peer, value_state
+from strandline.errors import StrandlineError
+
+app = typer.Typer(help="Measure, and check that what was measured is right.", no_args_is_help=True)
+
+
+class OperatorChoice(StrEnum):
+    """Which operator does the work."""
+
+    aggregate = "aggregate"
+    process = "process"
+    both = "both"
+
+
+class BackendChoice(StrEnum):
+    """Where state is kept."""
+
+    rocksdb = "rocksdb"
+    heap = "heap"
+
+
+class PeerChoice(StrEnum):
+    """With whom we are compared."""
+
+    spark = "spark"
+
+
+@app.callback()
+def bench() -> None:
+    """Measure, and check that what was measured is right."""
+
+
+@app.command("value-state")
+def value_state_command(
+    rows: Annotated[int, typer.Option(help="Rows of input.")] = 5_000_000,
+    keys: Annotated[int, typer.Option(help="Keys, drawn evenly.")] = 1_000_000,
+    batch_rows: Annotated[
+        int, typer.Option(help="Rows of a file, which is one micro-batch; at most a quarter of --rows.")
+    ] = 250_000,
+    value_bytes: Annotated[int, typer.Option(help="Size of a value.")] = 100,
+    operator: Annotated[OperatorChoice, typer.Option(help="What does the work.")] = OperatorChoice.both,
+    peer: Annotated[PeerChoice | None, typer.Option(help="Measure this as well, in the same run.")] = None,
+    peer_rows: Annotated[int, typer.Option(help="Rows for Spark's transformWithState, which is slow.")] = 20_000,
+    interval: Annotated[str, typer.Option(help="Checkpoint interval.")] = "1s",
+    backend: Annotated[BackendChoice, typer.Option(help="Where state is kept.")] = BackendChoice.rocksdb,
+    memory: Annotated[str, typer.Option(help="Memory for state, all slots together.")] = "512mb",
+    parallelism: Annotated[int, typer.Option(help="Subtasks, and cores for Spark.")] = 2,
+    incremental_keys: Annotated[
+        int,
+        typer.Option(help="Also load this many keys once each and measure checkpoints after 1 % changed; 0: do not."),
+    ] = 0,
+    work_dir: Annotated[Path | None, typer.Option(help="Folder for input, state and output; emptied again.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Small state for many keys, read and updated by every row: throughput, checkpoints, recovery."""
+    every: tuple[value_state.OperatorName, ...] = ("aggregate", "process")
+    try:
+        parameters = value_state.Parameters(
+            rows=rows,
+            keys=keys,
+            batch_rows=min(batch_rows, max(1, rows // 4)),
+            value_bytes=value_bytes,
+            operators=tuple(name for name in every if operator in (OperatorChoice.both, name)),
+            peer=peer is not None,
+            peer_rows=peer_rows,
+            interval=interval,
+            backend=backend.value,
+            memory=memory,
+            parallelism=parallelism,
+            incremental_keys=incremental_keys,
+        )
+        if parameters.peer:
+            spark_peer.check_available()
+        with ProgressOnStderr() as progress:
+            result = value_state.run(parameters, progress.say, work_dir)
+    except StrandlineError as error:
+        Console(stderr=True).print(f"[red]{type(error).__name__}[/red]: ", error, sep="", markup=True, highlight=False)
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        report.show(result, Console())
+
+
+class ProgressOnStderr:
+    """One bar for every thing that is being done."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._said: set[str] = set()
+
+    def __enter__(self) -> ProgressOnStderr:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._bars.stop()
+
+    def say(self, text: str, done: int, total: int) -> None:
+        """Show that `done` of `total` are done."""
+        task = self._tasks.get(text)
+        if task is None:
+            task = self._tasks[text] = self._bars.add_task(text, total=total)
+        self._bars.update(task, completed=done)
+        if not self._console.is_terminal and done == total and text not in self._said:
+            self._said.add(text)
+            self._console.print(f"{text}: {total:,}")

@@ -1,0 +1,184 @@
+"""What durable storage holds of a job's checkpoints, read without taking part in the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from strandline.checkpoint.metadata import CheckpointMetadata, all_files, full_bytes, state_bytes
+from strandline.errors import CheckpointNotFoundError, JobDefinitionError, MetadataError
+from strandline.runtime.generation import read_metadata
+from strandline.runtime.joblog import JobLogStore
+from strandline.storage import JobPaths, Storage, open_storage
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFacts:
+    """A completed checkpoint in a few figures; without them where its metadata cannot be read, but with the problem."""
+
+    job: str
+    id: int
+    path: str
+    latest: bool
+    kind: str | None = None
+    batch: int | None = None
+    generation: int | None = None
+    time: float | None = None
+    """When it was completed, in seconds since the epoch."""
+    files: int | None = None
+    full_bytes: int | None = None
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as plain values."""
+        return asdict(self)
+
+
+class JobFolder:
+    """The checkpoints of one job in a storage."""
+
+    def __init__(self, storage: Storage, job: str) -> None:
+        self.job = job
+        self._storage = storage
+        self._paths = JobPaths(job)
+
+    @classmethod
+    def find(cls, location: str, options: Mapping[str, str] | None = None) -> list[JobFolder]:
+        """The job whose folder `location` is, or all jobs in it if it is a checkpoint directory.
+
+        Raises `CheckpointNotFoundError` if it is neither.
+        """
+        place = location.rstrip("/") or "/"
+        parent, _, name = place.rpartition("/")
+        if not parent.endswith(":/"):
+            own = cls._at(parent or ("/" if place.startswith("/") else "."), name, options)
+            if own is not None:
+                return [own]
+        found = cls._within(open_storage(place, options))
+        if not found:
+            raise CheckpointNotFoundError(
+                f"{location} holds no checkpoints of a job. Give the folder of a job (checkpoint_dir/job name), or the "
+                "checkpoint_dir itself."
+            )
+        return found
+
+    @classmethod
+    def _at(cls, parent: str, name: str, options: Mapping[str, str] | None) -> JobFolder | None:
+        try:
+            folder = cls(open_storage(parent, options), name)
+        except JobDefinitionError:
+            return None
+        return folder if folder._has_log() else None
+
+    @classmethod
+    def _within(cls, storage: Storage) -> list[JobFolder]:
+        """Jobs below the root: from each listing only the first path is taken, for there may be many files."""
+        found: list[JobFolder] = []
+        after: str | None = None
+        while (first := next(iter(storage.list(after=after)), None)) is not None:
+            name, slash, _ = first.path.partition("/")
+            after = f"{name}0" if slash else name  # "0" comes right after "/"
+            try:
+                folder = cls(storage, name)
+            except JobDefinitionError:
+                continue
+            if slash and folder._has_log():
+                found.append(folder)
+        return found
+
+    @property
+    def path(self) -> str:
+        """The job's folder in full."""
+        return f"{self._storage.url}/{self._paths.root}"
+
+    def _has_log(self) -> bool:
+        return any(self._paths.parse_log_entry(f.path) is not None for f in self._storage.list(self._paths.log_dir))
+
+    def checkpoints(self) -> list[CheckpointFacts]:
+        """All completed checkpoints that are retained, oldest first."""
+        store = JobLogStore(self._storage, self._paths)
+        while True:
+            log = store.load()
+            latest = log.latest.checkpoint_id if log.latest else None
+            facts = [self._facts(number, number == latest) for number in log.retained]
+            # A running job may have dropped one of them meanwhile: then the log has gone on, too.
+            if not any(fact.problem for fact in facts) or store.load().position == log.position:
+                return facts
+
+    def _facts(self, number: int, latest: bool) -> CheckpointFacts:
+        path = f"{self._storage.url}/{self._paths.checkpoint_dir(number)}"
+        try:
+            metadata = read_metadata(self._storage, self._paths.metadata(number))
+        except (MetadataError, CheckpointNotFoundError) as error:
+            return CheckpointFacts(self.job, number, path, latest, problem=str(error))
+        return CheckpointFacts(
+            job=self.job,
+            id=number,
+            path=path,
+            latest=latest,
+            kind=metadata.kind,
+            batch=metadata.batch_id,
+            generation=metadata.generation,
+            time=metadata.completed_time,
+            files=sum(1 for _ in all_files(metadata)),
+            full_bytes=full_bytes(metadata),
+        )
+
+    def metadata(self, number: int | None) -> CheckpointMetadata:
+        """All that a completed checkpoint says of itself; the newest one for None.
+
+        Raises `CheckpointNotFoundError` if the job has no such checkpoint, `MetadataError` if it cannot be read.
+        """
+        log = JobLogStore(self._storage, self._paths).load()
+        if number is None and log.latest is not None:
+            number = log.latest.checkpoint_id
+        if number is None or number not in log.retained:
+            known = ", ".join(map(str, log.retained)) or "none"
+            wanted = "completed checkpoint" if number is None else f"checkpoint {number}"
+            raise CheckpointNotFoundError(
+                f"job {self.job!r} in {self._storage.url} has no {wanted}; the retained ones are: {known}"
+            )
+        return read_metadata(self._storage, self._paths.metadata(number))
+
+    def details(self, metadata: CheckpointMetadata) -> dict[str, Any]:
+        """A checkpoint with its subtasks and files, as plain values."""
+        return {
+            "job": metadata.job,
+            "id": metadata.checkpoint_id,
+            "kind": metadata.kind,
+            "path": f"{self._storage.url}/{self._paths.checkpoint_dir(metadata.checkpoint_id)}",
+            "generation": metadata.generation,
+            "batch": metadata.batch_id,
+            "trigger_time": metadata.trigger_time,
+            "time": metadata.completed_time,
+            "parallelism": metadata.parallelism,
+            "max_parallelism": metadata.max_parallelism,
+            "operators": list(metadata.operators),
+            "files": sum(1 for _ in all_files(metadata)),
+            "full_bytes": full_bytes(metadata),
+            "source_batch": metadata.source.batch,
+            "sink_files": len(metadata.sink_files),
+            "sink_rows": sum(file.rows for file in metadata.sink_files),
+            "subtasks": [
+                {
+                    "operator": state.operator,
+                    "subtask": state.subtask,
+                    "key_groups": [state.key_group_start, state.key_group_end],
+                    "backend": state.backend,
+                    "incremental": state.incremental,
+                    "full_bytes": state_bytes(state),
+                    "files": [
+                        {
+                            "name": file.name,
+                            "shared": file.shared,
+                            "path": file.handle.path if file.handle else None,
+                            "size": file.handle.size if file.handle else len(file.inline or b""),
+                            "checksum": file.handle.checksum if file.handle else None,
+                        }
+                        for file in state.files
+                    ],
+                }
+                for state in metadata.subtasks
+            ],
+        }

@@ -1,0 +1,141 @@
+"""A Spark session per module, folders per test, and small helpers that make recovery tests read like a story."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import strandline as sl
+
+os.environ["PYSPARK_PYTHON"] = sys.executable
+
+SCHEMA = "user string, x long"
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+class Sum(sl.KeyedProcessor):
+    """Counts and sums per user."""
+
+    def open(self, context: Any) -> None:
+        self.total = context.value_state("total", "n long, s long")
+
+    def process(self, key: Any, rows: Any, context: Any) -> Any:
+        n, s = self.total.get() or (0, 0)
+        for row in rows:
+            n, s = n + 1, s + row.x
+        self.total.update((n, s))
+        yield (*key, n, s)
+
+
+class Place:
+    """The folders of one job in one test, and what lies in them."""
+
+    def __init__(self, root: Path, spark: SparkSession) -> None:
+        self.root = root
+        self.spark = spark
+        self.input = root / "in"
+        self.output = root / "out"
+        self.checkpoints = root / "ckpt"
+        self.input.mkdir(exist_ok=True)
+        self._written = 0
+
+    def write(self, rows: list[tuple[str | None, int]]) -> None:
+        """One more input file, which appears at once."""
+        write_input(self.input, f"{self._written:05d}", rows)
+        self._written += 1
+
+    def source(self, per_batch: int = 1) -> DataFrame:
+        return self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", per_batch).parquet(str(self.input))
+
+    def config(self, **options: Any) -> sl.Config:
+        defaults: dict[str, Any] = {"checkpoint_interval": "500ms", "parallelism": 2, "restart_delay": "100ms"}
+        return sl.Config(checkpoint_dir=str(self.checkpoints), **{**defaults, **options})
+
+    def job(self, **options: Any) -> sl.Job:
+        return sl.Job("visits", self.spark, self.config(**options))
+
+    def sums(self, processor: sl.KeyedProcessor | None = None, **options: Any) -> sl.Job:
+        """The job that most tests run: counts and sums per user."""
+        job = self.job(**options)
+        stream = (
+            job.source(self.source())
+            .key_by("user")
+            .process(processor or Sum(), "user string, n long, s long", uid="sums")
+        )
+        stream.sink(sl.ParquetSink(str(self.output)))
+        return job
+
+    def rows(self, folder: Path | None = None) -> list[tuple[Any, ...]]:
+        """What a plain reader sees in the output."""
+        folder = folder or self.output
+        if not folder.exists() or not any(folder.glob("*.parquet")):
+            return []
+        return sorted((tuple(row) for row in self.spark.read.parquet(str(folder)).collect()), key=repr)
+
+
+def write_input(folder: Path, name: str, rows: list[tuple[str | None, int]]) -> None:
+    table = pa.table(
+        {"user": pa.array([user for user, _ in rows], pa.string()), "x": pa.array([x for _, x in rows], pa.int64())}
+    )
+    pq.write_table(table, folder / f".{name}.parquet")
+    (folder / f".{name}.parquet").rename(folder / f"{name}.parquet")
+
+
+def running_sums(batches: list[list[tuple[str | None, int]]]) -> list[tuple[Any, ...]]:
+    """What `Sum` must have yielded after these batches, one file each: worked out in plain Python."""
+    state: dict[str | None, tuple[int, int]] = {}
+    expected = []
+    for batch in batches:
+        touched = {user for user, _ in batch}
+        for user, x in batch:
+            n, s = state.get(user, (0, 0))
+            state[user] = (n + 1, s + x)
+        expected += [(user, *state[user]) for user in touched]
+    return sorted(expected, key=repr)
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 30.0, what: str = "the condition") -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not come within {seconds} s")
+
+
+@pytest.fixture
+def place(tmp_path: Path, spark: SparkSession) -> Place:
+    return Place(tmp_path, spark)
+
+
+@pytest.fixture
+def runs() -> Iterator[list[sl.JobRun]]:
+    """Runs put here are cancelled when the test ends, however it ends."""
+    started: list[sl.JobRun] = []
+    yield started
+    for run in started:
+        if run.status not in ("finished", "stopped", "cancelled", "failed"):
+            run.cancel()

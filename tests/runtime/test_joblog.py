@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -51,7 +52,7 @@ class UnsureStorage(LocalStorage):
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joblog.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
 
 
 @pytest.fixture
@@ -157,7 +158,7 @@ def test_a_rival_behind_an_unknown_outcome_is_found(tmp_path: Path) -> None:
 def test_after_a_takeover_only_the_newest_generation_completes(data: st.DataObject) -> None:
     """Two drivers, each step of either at any time, each create perhaps with an unknown outcome."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir=MEMORY) as root:
-        patch.setattr(joblog.time, "sleep", lambda _seconds: None)
+        patch.setattr(time, "sleep", lambda _seconds: None)
         storages = [UnsureStorage(root), UnsureStorage(root)]
         stores = [JobLogStore(storage, PATHS) for storage in storages]
         owner: int | None = None

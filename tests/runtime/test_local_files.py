@@ -50,6 +50,7 @@ def test_every_base_has_a_gapless_chain_and_every_usable_base_is_found(data: st.
         (base.batch, base.snapshot and base.snapshot.checkpoint_id, tuple(path.name for path in base.segments))
         for base in bases
     ]
+    expected: list[tuple[int, int | None, tuple[str, ...] | None]]
     expected = [(batch, number, chain(batch)) for number, batch in marked.items() if chain(batch) is not None]
     if chain(restored) is not None:
         expected.append((restored, None, chain(restored)))
@@ -67,6 +68,19 @@ def test_a_half_written_marker_is_no_snapshot(tmp_path: Path) -> None:
     (tmp_path / "snap-3.tmp").write_bytes(b"")
     assert [base.snapshot and base.snapshot.checkpoint_id for base in folder.bases(-1, 5)] == [1]
     assert folder.snapshots() == [1, 2, 3]
+
+
+def test_a_marker_with_one_changed_byte_is_no_snapshot_or_says_the_same(tmp_path: Path) -> None:
+    folder = OperatorFolder(tmp_path)
+    mark(folder, 1, 1_000_000_004)
+    before = folder.bases(-1, 1_000_000_004)
+    path = tmp_path / "snap-1.json"
+    content = path.read_bytes()
+    for at in range(len(content)):
+        for change in (0x01, 0x20, 0x80):
+            path.write_bytes(content[:at] + bytes([content[at] ^ change]) + content[at + 1 :])
+            assert folder.bases(-1, 1_000_000_004) in ([], before)
+            assert folder.bases(-1, 1_000_000_005) == []
 
 
 def test_a_marker_says_what_the_snapshot_holds(tmp_path: Path) -> None:

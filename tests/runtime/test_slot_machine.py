@@ -57,6 +57,7 @@ GROUPS = 128
 USERS = [f"u{number}" for number in range(12)]
 ROWS_IN = parse_schema("user string, x long")
 ROWS_OUT = parse_schema("user string, n long, s long")
+SENT = pa.schema([("user", pa.string()), ("x", pa.int64()), (KEY_GROUP_COLUMN, pa.int32())])
 SUMS, TOTALS = "sums", "totals"
 UIDS = (SUMS, TOTALS)
 
@@ -99,7 +100,6 @@ def expected(uid: str, state: State, rows: list[Row]) -> tuple[State, list[tuple
 def record_batches(rows: list[Row], per_batch: int) -> list[pa.RecordBatch]:
     """As the relay would send them: sorted by key, with the key group."""
     rows = sorted(rows, key=lambda row: row[0])
-    schema = pa.schema([("user", pa.string()), ("x", pa.int64()), (KEY_GROUP_COLUMN, pa.int32())])
     return [
         pa.RecordBatch.from_arrays(
             [
@@ -107,7 +107,7 @@ def record_batches(rows: list[Row], per_batch: int) -> list[pa.RecordBatch]:
                 pa.array([x for _, x in part], pa.int64()),
                 pa.array([hash_group(user) for user, _ in part], pa.int32()),
             ],
-            schema=schema,
+            schema=SENT,
         )
         for part in (rows[at : at + per_batch] for at in range(0, len(rows), per_batch))
     ]
@@ -122,6 +122,18 @@ class Chunk(NamedTuple):
 
     data: pa.RecordBatch | None
     app_metadata: Any = None
+
+
+class Sent:
+    """Flight's reader, as the slot sees it: what the relay sends."""
+
+    schema = SENT
+
+    def __init__(self, chunks: Iterator[Chunk]) -> None:
+        self._chunks = chunks
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self._chunks
 
 
 class Answer:
@@ -180,10 +192,14 @@ class SlotMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="strandline-slot-", dir=MEMORY))
         self.storage = LocalStorage(str(self.folder / "durable"))
         self.clock = 0.0
-        self.abandoned: list[Slot] = []
         self.retained: dict[int, CheckpointMetadata] = {}
         self.frozen: dict[int, dict[str, State]] = {}
         """What the state was at the barrier of each checkpoint."""
+        self.committed: dict[str, State] = {}
+        self.prepared: dict[str, State] = {}
+        self.recorded: dict[str, list[tuple[Any, ...]]] = {}
+        self.coordinator: CheckpointCoordinator
+        self.base: CheckpointMetadata | None = None
         self.generation = self.incarnation = 0
         self.last_id = 0
         operators = [
@@ -217,7 +233,7 @@ class SlotMachine(RuleBasedStateMachine):
     def exchange(self, header: ExchangeHeader, chunks: Iterator[Chunk]) -> Answer:
         answer = Answer()
         context = SimpleNamespace(is_cancelled=lambda: False)
-        self.slot.exchange(context, msgspec.msgpack.encode(header), chunks, answer)
+        self.slot.exchange(context, msgspec.msgpack.encode(header), Sent(chunks), answer)
         return answer
 
     @rule(
@@ -307,8 +323,7 @@ class SlotMachine(RuleBasedStateMachine):
 
     def begin_batch(self, batch: int) -> None:
         self.batch, self.round = batch, 0
-        self.prepared: dict[str, State] = {}
-        self.recorded: dict[str, list[tuple[Any, ...]]] = {}
+        self.prepared, self.recorded = {}, {}
 
     # --- checkpoints ---------------------------------------------------------------------------------
 
@@ -471,9 +486,11 @@ class SlotMachine(RuleBasedStateMachine):
         for operator in self.slot.operators.values():
             operator._worker.shutdown(wait=gate is None, cancel_futures=gate is not None)
             operator._writer.shutdown(wait=gate is None, cancel_futures=gate is not None)
+            # The next incarnation has a database of its own. The old one is closed only because RocksDB, when it is
+            # thrown away open, waits seconds for a folder that is gone.
+            operator._backend.close()
         if gate is not None:
             gate.set()
-        self.abandoned.append(self.slot)
 
     def replace_slot(self) -> None:
         """The same generation, from local files where they are; the open batch goes into a new round."""
@@ -494,9 +511,7 @@ class SlotMachine(RuleBasedStateMachine):
         shutil.rmtree(slot_folder(self.spec_folder()).parent, ignore_errors=True)
         newest = max(self.retained, default=None)
         self.base = self.retained[newest] if newest is not None else None
-        self.committed: dict[str, State] = (
-            dict(self.frozen[newest]) if newest is not None else {uid: {} for uid in UIDS}
-        )
+        self.committed = dict(self.frozen[newest]) if newest is not None else {uid: {} for uid in UIDS}
         self.decided = self.base.batch_id if self.base else -1
         self.begin_batch(first_batch(self.generation))
         self.coordinator = CheckpointCoordinator(
@@ -588,7 +603,6 @@ class SlotMachine(RuleBasedStateMachine):
                     operator.close()
                 self.uploader.close()
         finally:
-            self.abandoned.clear()
             shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -10,6 +10,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -79,6 +80,7 @@ def _start(run: RunInfo, identity: str, address_file: Path, log_path: Path) -> N
             start_new_session=True,
             close_fds=True,
         )
+    threading.Thread(target=process.wait, daemon=True).start()  # so that it is no zombie once it has ended
     deadline = time.monotonic() + START_TIMEOUT
     while not address_file.exists():
         if process.poll() is not None or time.monotonic() > deadline:

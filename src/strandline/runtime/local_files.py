@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,13 @@ class SnapshotMarker(msgspec.Struct, frozen=True):
     batch: int
     files: list[tuple[str, str, int, bool]]
     """(name, identity, size, shared)"""
+
+
+class _Checked(msgspec.Struct, frozen=True):
+    """A marker as it is on disk: one flipped bit in its batch would make it the base of a wrong state."""
+
+    crc32: int
+    marker: msgspec.Raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,8 @@ class OperatorFolder:
         """Record that the snapshot's files are all there."""
         marker = SnapshotMarker(checkpoint_id, batch, [(f.name, f.identity, f.size, f.shared) for f in files])
         temporary = self._marker(checkpoint_id).with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(marker))
+        body = msgspec.json.encode(marker)
+        temporary.write_bytes(msgspec.json.encode(_Checked(zlib.crc32(body), msgspec.Raw(body))))
         temporary.replace(self._marker(checkpoint_id))
 
     def snapshots(self) -> list[int]:
@@ -115,9 +124,11 @@ class OperatorFolder:
         markers = []
         for path in self.root.glob("snap-*.json"):
             try:
-                markers.append(msgspec.json.decode(path.read_bytes(), type=SnapshotMarker))
-            except (OSError, msgspec.DecodeError):
-                continue  # half written when the process died: not a snapshot
+                checked = msgspec.json.decode(path.read_bytes(), type=_Checked)
+                if zlib.crc32(checked.marker) == checked.crc32:
+                    markers.append(msgspec.json.decode(checked.marker, type=SnapshotMarker))
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+                continue  # damaged: not a snapshot
         return markers
 
     def _segments(self) -> list[tuple[Path, int, int]]:

@@ -103,6 +103,8 @@ def _exchange(
     for chunk in reader:
         if chunk.data is not None:
             yield chunk.data
+    for _ in rest:
+        pass  # a worker that left input unread is not used again, and a new one takes a second to start
 
 
 _clients: dict[tuple[str, int], Client] = {}

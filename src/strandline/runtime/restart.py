@@ -41,4 +41,5 @@ class RestartStrategy:
             return None
         if self.kind == "fixed-delay":
             return self.delay
-        return min(self.max_delay, self.delay * self.multiplier ** (self._failures - 1))
+        exponent = min(self._failures - 1, 64)  # far above any sensible max_delay
+        return min(self.max_delay, self.delay * self.multiplier**exponent)

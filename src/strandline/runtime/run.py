@@ -209,16 +209,16 @@ class Run:
 
     def _running(self) -> Generation:
         """The generation that runs, once there is one."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.status in ("running", *ENDED))
-        self._raise_if_failed()
-        generation = self._generation
-        if self.status != "running":
-            raise JobFailedError(f"job {self.name!r} does not run any more: it is {self.status}")
-        if generation is None:
-            time.sleep(0.05)
-            return self._running()
-        return generation
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self.status in ("running", *ENDED))
+            self._raise_if_failed()
+            generation = self._generation
+            if self.status != "running":
+                raise JobFailedError(f"job {self.name!r} does not run any more: it is {self.status}")
+            if generation is not None:
+                return generation
+            time.sleep(0.05)  # it has just failed, and is about to be restarted or given up
 
     def _raise_if_failed(self) -> None:
         if self.status == "failed" and self.error is not None:

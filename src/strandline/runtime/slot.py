@@ -81,6 +81,7 @@ class Slot:
             self._failure = {"batch": header.batch, "round": header.round, "error": encode_error(error)}
             raise
         if not begun:
+            reader.schema  # noqa: B018 - waits for the relay's first message: it may not meet a finished exchange
             writer.begin(schema)
         writer.write_metadata(RECORDED)
         for batch in output.batches():

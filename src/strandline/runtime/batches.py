@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 from strandline import errors
 from strandline.checkpoint.batch import BatchProtocol, Round
 from strandline.checkpoint.metadata import SinkFile
-from strandline.errors import SchemaError, SlotLostError, StorageFullError, StrandlineError, UserCodeError
+from strandline.errors import (
+    SchemaError,
+    SegmentsLostError,
+    SlotLostError,
+    StorageFullError,
+    StrandlineError,
+    UserCodeError,
+)
 from strandline.runtime.cluster import Cluster
 from strandline.runtime.messages import batch_id
 from strandline.runtime.relay import EPOCH, GENERATION, ROUND
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_ROUNDS = 5
+MAX_ROUNDS = 8
 FATAL = (UserCodeError, SchemaError, StorageFullError)
 """Errors that the same batch would meet again: it is not run anew, and the run is not restarted."""
 
@@ -155,7 +162,7 @@ class BatchFunction:
                 if self._ending.is_set():
                     raise
                 cause = self._cause(error, round_)
-                if isinstance(cause, FATAL) or round_.number == MAX_ROUNDS - 1:
+                if isinstance(cause, FATAL) or round_.number >= MAX_ROUNDS - 1:
                     raise cause from error
                 log.warning(
                     "job %s, batch %d, round %d is run again after: %s",
@@ -165,15 +172,25 @@ class BatchFunction:
                     cause,
                 )
                 self.rounds_repeated += 1
-                self._protocol.action_failed()
-                self.recover()
-                round_ = self._protocol.next_round()
-                self._cluster.fan("discard", {"batch": batch, "round": round_.number})
+                round_ = self._next_round()
         self._commit(spark_batch, files, began)
+
+    def _next_round(self) -> Round:
+        """Every slot alive again, with nothing prepared."""
+        self._protocol.action_failed()
+        while True:
+            self.recover()
+            round_ = self._protocol.next_round()
+            try:
+                self._cluster.fan("discard", {"batch": round_.batch, "round": round_.number})
+                return round_
+            except SlotLostError:
+                if round_.number >= MAX_ROUNDS:
+                    raise
 
     def recover(self) -> None:
         """Replace lost slots at the last committed batch. Only the batch function, or who holds `busy`, may do this."""
-        replaced = self._cluster.recover(self.decided)
+        replaced = self._replace_lost_slots()
         if replaced:
             self.replaced_slots += len(replaced)
             for index in replaced:
@@ -181,6 +198,20 @@ class BatchFunction:
                 self._protocol.slot_replaced(index, incarnation)
                 self._protocol.applied(index, incarnation, self.decided)
             self._on_replaced()
+
+    def _replace_lost_slots(self) -> set[int]:
+        replaced: set[int] = set()
+        for _ in range(MAX_ROUNDS):
+            try:
+                lost = self._cluster.recover(self.decided)
+                if not lost:
+                    return replaced
+                replaced.update(lost)
+            except SegmentsLostError:
+                raise
+            except SlotLostError as error:
+                log.warning("job %s: a slot was lost while it was replaced: %s", self._cluster.run.job, error)
+        raise SlotLostError(f"job {self._cluster.run.job}: slots were lost again and again while they were replaced")
 
     def _evaluate(self, rows: DataFrame, batch: int) -> list[SinkFile]:
         """Write the rows to all sinks. Parquet files are staged by the plan itself; functions are the user's."""

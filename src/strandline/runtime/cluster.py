@@ -281,10 +281,12 @@ class Cluster:
         return answers
 
     def tell_managers(self, action: str, body: Any) -> None:
-        """Tell all task managers; one that does not answer will be found lost soon enough."""
+        """Tell all task managers. One that does not answer is forgotten if no slot is there, else found lost later."""
         for identity, answer in self._ask(set(self._managers), action, body, timeout=10.0):
             if isinstance(answer, StrandlineError):
                 log.warning("job %s: %s: %s", self.run.job, identity, answer)
+                if all(place.manager != identity for place in list(self._places.values())):
+                    self._managers.pop(identity, None)
 
     def describe(self) -> dict[str, Any]:
         """Processes of the run: task managers and slots with their process ids."""

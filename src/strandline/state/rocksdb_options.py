@@ -8,9 +8,11 @@ from rocksdict import (
     BlockBasedOptions,
     Cache,
     DataBlockIndexType,
+    DBCompactionStyle,
     DBCompressionType,
     Options,
     ReadOptions,
+    UniversalCompactOptions,
     WriteBufferManager,
     WriteOptions,
 )
@@ -59,9 +61,16 @@ class RocksDBOptions:
     target_file_bytes: int = 32 << 20
     background_jobs: int = 2
     open_files: int = 500
+    compaction: str = "universal"
+    """`universal` merges files of like size, so an update of a few keys does not rewrite (and upload) the whole state
+    every few checkpoints; `level` keeps less that was overwritten, at the price of doing just that."""
+    space_amplification_percent: int = 50
+    """How much overwritten data may wait, relative to the state, before everything is merged (universal only)."""
 
     def to_options(self, memory: RocksDBMemory) -> Options:
         """RocksDB's own options, with cache and write buffers taken from `memory`."""
+        if self.compaction not in ("universal", "level"):
+            raise ConfigError(f"compaction is {self.compaction!r}; it must be universal or level")
         if self.compression not in _COMPRESSIONS:
             raise ConfigError(f"compression is {self.compression!r}; it must be one of {', '.join(_COMPRESSIONS)}")
         table = BlockBasedOptions()
@@ -79,7 +88,13 @@ class RocksDBOptions:
         options.set_write_buffer_size(min(self.write_buffer_bytes, max(memory.write_buffer_bytes // 2, 1 << 20)))
         options.set_max_write_buffer_number(3)
         options.set_compression_type(_COMPRESSIONS[self.compression]())
-        options.set_level_compaction_dynamic_level_bytes(True)
+        if self.compaction == "universal":
+            universal = UniversalCompactOptions()
+            universal.max_size_amplification_percent = self.space_amplification_percent
+            options.set_compaction_style(DBCompactionStyle.universal())
+            options.set_universal_compaction_options(universal)
+        else:
+            options.set_level_compaction_dynamic_level_bytes(True)
         options.set_level_zero_file_num_compaction_trigger(self.level0_files)
         options.set_level_zero_slowdown_writes_trigger(3 * self.level0_files)
         options.set_level_zero_stop_writes_trigger(5 * self.level0_files)

@@ -31,7 +31,7 @@ def endpoint() -> Iterator[str]:
             "s3",
             endpoint_url=url,
             aws_access_key_id="test",
-            aws_secret_access_key="test",  # noqa: S106 - the server takes anything
+            aws_secret_access_key="test",
             region_name="us-east-1",
         )
         client.create_bucket(Bucket="jobs")
@@ -49,7 +49,10 @@ def test_a_job_lives_in_an_object_store(place: Place, runs: list[sl.JobRun], end
             "visits",
             place.spark,
             sl.Config(
-                checkpoint_dir="s3://jobs/checkpoints", checkpoint_interval="500ms", parallelism=2, storage_options=options
+                checkpoint_dir="s3://jobs/checkpoints",
+                checkpoint_interval="500ms",
+                parallelism=2,
+                storage_options=options,
             ),
         )
         stream = made.source(place.source()).key_by("user").process(Sum(), "user string, n long, s long", uid="sums")

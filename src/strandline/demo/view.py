@@ -217,7 +217,7 @@ class LiveView:
             table.add_row(
                 str(checkpoint.id),
                 Text(f"{mark} {checkpoint.status.replace('_', ' ')}", style=style),
-                f"{checkpoint.end_to_end_ms:,.0f} ms",
+                f"{checkpoint.barrier_to_completed_ms:,.0f} ms",
                 f"{checkpoint.sync_ms:,.0f} ms",
                 f"{checkpoint.async_ms:,.0f} ms",
                 size(checkpoint.checkpointed_bytes),
@@ -248,7 +248,7 @@ def _checkpoint_line(checkpoint: CheckpointStats) -> str:
     if checkpoint.status == "failed":
         return f"checkpoint {checkpoint.id} was given up: {checkpoint.failure}"
     return (
-        f"checkpoint {checkpoint.id} completed in {checkpoint.end_to_end_ms:,.0f} ms "
+        f"checkpoint {checkpoint.id} completed in {checkpoint.barrier_to_completed_ms:,.0f} ms "
         f"(sync {checkpoint.sync_ms:,.0f} ms, async {checkpoint.async_ms:,.0f} ms): "
         f"uploaded {size(checkpoint.checkpointed_bytes)}, full size {size(checkpoint.full_bytes)}"
     )

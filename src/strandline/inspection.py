@@ -8,8 +8,8 @@ from typing import Any
 
 from strandline.checkpoint.metadata import CheckpointMetadata, all_files, full_bytes, state_bytes
 from strandline.errors import CheckpointNotFoundError, JobDefinitionError, MetadataError
-from strandline.runtime.generation import read_metadata
 from strandline.runtime.joblog import JobLogStore
+from strandline.runtime.takeover import read_metadata
 from strandline.storage import JobPaths, Storage, open_storage
 
 

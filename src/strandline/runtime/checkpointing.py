@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -26,14 +26,14 @@ from strandline.errors import (
     StrandlineError,
 )
 from strandline.runtime.cluster import Cluster
-from strandline.runtime.joblog import JobLogStore
 from strandline.runtime.parquet_files import publish
-from strandline.storage import JobPaths, Storage
+from strandline.runtime.takeover import Claim
 
 log = logging.getLogger(__name__)
 
 FENCE_CHECK_EVERY = 5.0
 TRIES = 6
+SLOTS_MISSING_PAUSE = 0.1
 
 
 class Interrupted(CheckpointError):
@@ -47,26 +47,22 @@ class Checkpoints:
         self,
         coordinator: CheckpointCoordinator,
         cluster: Cluster,
-        store: JobLogStore,
-        storage: Storage,
-        paths: JobPaths,
+        claim: Claim,
         shape: JobShape,
-        sinks: Mapping[str, Storage],
         position: Callable[[int], SourcePosition],
-        restored: CheckpointMetadata | None,
         guard: threading.RLock,
         timeout: float,
     ) -> None:
         self.failure: StrandlineError | None = None
         self._coordinator = coordinator
         self._cluster = cluster
-        self._store = store
-        self._storage = storage
-        self._paths = paths
+        self._store = claim.store
+        self._storage = claim.storage
+        self._paths = claim.paths
+        self._sinks = claim.sinks
+        self._restored = restored = claim.restored
         self._shape = shape
-        self._sinks = sinks
         self._position = position
-        self._restored = restored
         self._guard = guard
         self._timeout = timeout
         self._lock = threading.RLock()
@@ -207,6 +203,8 @@ class Checkpoints:
         if self._wanted and self._coordinator.should_trigger(now, self._batch(), forced=True):
             return 0.0
         self._coordinator.should_trigger(now, self._batch())  # tells the coordinator what is committed
+        if self._cluster.suspects():
+            return SLOTS_MISSING_PAUSE  # a barrier would only fail
         due = self._coordinator.due_at() - now
         return max(0.0, min(due if math.isfinite(due) else 1.0, 1.0))
 
@@ -218,7 +216,8 @@ class Checkpoints:
             with self._lock:
                 now = time.time()
                 forced = bool(self._wanted) and self._coordinator.should_trigger(now, self._batch(), forced=True)
-                if not forced and not self._coordinator.should_trigger(now, self._batch()):
+                due_now = self._coordinator.should_trigger(now, self._batch()) and not self._cluster.suspects()
+                if not forced and not due_now:
                     return
                 assert self._committed is not None
                 batch, spark_batch = self._committed

@@ -170,6 +170,8 @@ class Cluster:
     def suspects(self) -> bool:
         """Whether a heartbeat reported a lost slot, or one is missing; cheap, no call."""
         now = time.monotonic()
+        if self._deployment is not None and len(self._places) < self._deployment.parallelism:
+            return True
         for place in list(self._places.values()):
             manager = self._managers.get(place.manager)
             if manager is None or manager.reported_lost or now - manager.last_heartbeat > self.run.heartbeat_timeout:

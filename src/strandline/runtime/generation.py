@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -14,30 +15,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
-from strandline.checkpoint.metadata import CheckpointMetadata, all_files, decode
-from strandline.checkpoint.restore import check_compatible, plan_restore
+from strandline.checkpoint.restore import plan_restore
 from strandline.checkpoint.stats import CheckpointHistory, RestoredCheckpoint
 from strandline.config import Config
 from strandline.errors import (
-    CheckpointError,
-    CheckpointNotFoundError,
-    DamagedFileError,
-    IncompatibleCheckpointError,
-    NotFoundError,
     StrandlineError,
 )
 from strandline.operators.base import Operator
 from strandline.runtime.batches import BatchFunction, error_in_task
 from strandline.runtime.checkpointing import Checkpoints
 from strandline.runtime.cluster import Cluster, Deployment
-from strandline.runtime.joblog import JobLogStore
 from strandline.runtime.messages import BackendSettings, OperatorSpec
-from strandline.runtime.parquet_files import check_sink, recover_sink
 from strandline.runtime.plan import Graph, Wiring
-from strandline.runtime.rebuild import check_states
 from strandline.runtime.spark_position import capture, seed
+from strandline.runtime.takeover import Claim, take_over
 from strandline.sinks import ParquetSink
-from strandline.storage import JobPaths, Storage, open_storage
+from strandline.storage import open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,107 +85,25 @@ class Generation:
 
         Nothing is taken over, and nobody is fenced, when the checkpoint or a sink's folder does not fit the job.
         """
-        storage = open_storage(cluster.run.storage.url, cluster.run.storage.options)
-        paths = JobPaths(job)
-        store = JobLogStore(storage, paths)
         parallelism = config.parallelism or min(spark.sparkContext.defaultParallelism, config.max_parallelism)
         operators = tuple(operator.uid for operator in graph.operators)
-
+        subtasks = [(operator, index) for operator in operators for index in range(parallelism)]
         sinks = {
             sink.path: open_storage(sink.path, dict(config.storage_options))
             for _node, sink in graph.sinks
             if isinstance(sink, ParquetSink)
         }
-
-        def latest() -> CheckpointMetadata | None:
-            """What to go on from, once it is known to be whole and to fit the job and its sinks."""
-            found = _read_latest(storage, paths, store)
-            if found is not None:
-                check_compatible(found, job, operators, parallelism, config.max_parallelism)
-                for operator in graph.operators:
-                    for state in found.subtasks:
-                        if state.operator == operator.uid:
-                            check_states(operator, state)
-                _check_files(storage, paths, found)
-            for path, sink_storage in sinks.items():
-                check_sink(sink_storage, path, job, found)
-            return found
-
-        store.load()
-        while True:
-            position = store.log.position
-            try:
-                latest()
-                break
-            except CheckpointError:
-                # A run that is alive may have completed a checkpoint since, and deleted the one that was looked at.
-                if store.load().position == position:
-                    raise
-        store.take_over()
-        restored = latest()
-        generation = store.log.generation
-        log.info(
-            "job %s: generation %d from %s",
-            job,
-            generation,
-            f"checkpoint {restored.checkpoint_id}" if restored else "the start",
-        )
-
-        for path, sink_storage in sinks.items():
-            recover_sink(sink_storage, path, job, restored)
-
-        subtasks = [(operator, index) for operator in operators for index in range(parallelism)]
-        now = time.time()
-        coordinator = CheckpointCoordinator(
-            interval=config.checkpoint_interval,
-            subtasks=subtasks,
-            min_pause=config.min_pause,
-            timeout=config.checkpoint_timeout,
-            max_concurrent=config.max_concurrent_checkpoints,
-            tolerable_failures=config.tolerable_failed_checkpoints
-            if config.tolerable_failed_checkpoints >= 0
-            else 1 << 62,
-            num_retained=config.num_retained,
-            first_checkpoint_id=max(store.log.next_checkpoint_id, _next_free_id(storage, paths)),
-            start_time=now,
-            covered_batch=restored.batch_id if restored else None,
-            history=history,
-        )
-        retained = [restored] if restored else []
-        for number in store.log.retained:
-            if restored is None or number != restored.checkpoint_id:
-                retained += _older(storage, paths, number)
-        dropped = [
-            metadata
-            for number in store.log.dropped
-            if storage.exists(paths.metadata(number))
-            for metadata in _older(storage, paths, number)
-        ]
-        leftovers = coordinator.recover(retained, dropped)
-        storage.delete([handle.path for handle in leftovers])
-        storage.delete([paths.metadata(metadata.checkpoint_id) for metadata in dropped])
-
-        restore_batch = restored.batch_id if restored else -1
-        cluster.deploy(
-            Deployment(
-                generation=generation,
-                parallelism=parallelism,
-                max_parallelism=config.max_parallelism,
-                backend=BackendSettings(
-                    config.state_backend,
-                    config.state_memory,
-                    config.batch_memory,
-                    config.incremental,
-                    config.snapshot_compression,
-                ),
-                operators=tuple(OperatorSpec(operator.uid, pickle_operator(operator)) for operator in graph.operators),
-                restore=tuple(plan_restore(restored).values()) if restored else (),
-                restore_batch=restore_batch,
+        storage = open_storage(cluster.run.storage.url, cluster.run.storage.options)
+        claim = take_over(job, storage, sinks, graph.operators, parallelism, config.max_parallelism)
+        generation, restored = claim.generation, claim.restored
+        start = f"checkpoint {restored.checkpoint_id}" if restored else "the start"
+        log.info("job %s: generation %d from %s", job, generation, start)
+        coordinator = _coordinator(config, claim, subtasks, history)
+        cluster.deploy(_deployment(config, graph, claim, parallelism))
+        if restored is not None and claim.restored_path is not None:
+            history.record_restored(
+                RestoredCheckpoint(restored.checkpoint_id, claim.restored_path, restored.kind, time.time())
             )
-        )
-        if restored is not None and store.log.latest is not None:
-            where = f"{storage.url}/{store.log.latest.metadata_path}"
-            history.record_restored(RestoredCheckpoint(restored.checkpoint_id, where, restored.kind, time.time()))
 
         scratch = _scratch_folder(config, job, generation)
         if restored is not None:
@@ -201,13 +112,9 @@ class Generation:
         checkpoints = Checkpoints(
             coordinator,
             cluster,
-            store,
-            storage,
-            paths,
+            claim,
             JobShape(job, generation, parallelism, config.max_parallelism, operators),
-            sinks,
             lambda batch: capture(scratch, batch),
-            restored,
             guard,
             config.checkpoint_timeout,
         )
@@ -227,7 +134,7 @@ class Generation:
                     generation,
                     outlets,
                     subtasks,
-                    restore_batch,
+                    claim.restored_batch,
                     guard,
                     checkpoints.committed,
                     checkpoints.slots_replaced,
@@ -336,70 +243,55 @@ class Generation:
             log.info("the query ended with: %s", str(error).splitlines()[0] if str(error) else error)
 
 
+def _coordinator(
+    config: Config, claim: Claim, subtasks: list[tuple[str, int]], history: CheckpointHistory
+) -> CheckpointCoordinator:
+    """A coordinator that knows the retained checkpoints; what an earlier driver should have deleted is deleted."""
+    tolerable = config.tolerable_failed_checkpoints
+    coordinator = CheckpointCoordinator(
+        interval=config.checkpoint_interval,
+        subtasks=subtasks,
+        min_pause=config.min_pause,
+        timeout=config.checkpoint_timeout,
+        max_concurrent=config.max_concurrent_checkpoints,
+        tolerable_failures=tolerable if tolerable >= 0 else sys.maxsize,
+        num_retained=config.num_retained,
+        first_checkpoint_id=claim.first_checkpoint_id(),
+        start_time=time.time(),
+        covered_batch=claim.restored.batch_id if claim.restored else None,
+        history=history,
+    )
+    dropped = claim.dropped()
+    leftovers = coordinator.recover(claim.retained(), dropped)
+    claim.storage.delete([handle.path for handle in leftovers])
+    claim.storage.delete([claim.paths.metadata(metadata.checkpoint_id) for metadata in dropped])
+    return coordinator
+
+
+def _deployment(config: Config, graph: Graph, claim: Claim, parallelism: int) -> Deployment:
+    return Deployment(
+        generation=claim.generation,
+        parallelism=parallelism,
+        max_parallelism=config.max_parallelism,
+        backend=BackendSettings(
+            config.state_backend,
+            config.state_memory,
+            config.batch_memory,
+            config.incremental,
+            config.snapshot_compression,
+        ),
+        operators=tuple(OperatorSpec(operator.uid, pickle_operator(operator)) for operator in graph.operators),
+        restore=tuple(plan_restore(claim.restored).values()) if claim.restored else (),
+        restore_batch=claim.restored_batch,
+    )
+
+
 def pickle_operator(operator: Operator) -> bytes:
     """The operator as bytes, with classes of the user's main script by value."""
     from pyspark import cloudpickle
 
     data: bytes = cloudpickle.dumps(operator)  # type: ignore[no-untyped-call]
     return data
-
-
-def read_metadata(storage: Storage, path: str) -> CheckpointMetadata:
-    """The metadata of a checkpoint. Raises `MetadataError` if damaged, `CheckpointNotFoundError` if it is gone."""
-    where = f"{storage.url}/{path}"
-    try:
-        return decode(storage.read(path), where)
-    except NotFoundError as error:
-        raise CheckpointNotFoundError(
-            f"{where} is missing, though the job's log names it as a completed checkpoint. Bring the file back; or, to "
-            "begin anew without its state, use another job name or empty the job's folder."
-        ) from error
-
-
-def _read_latest(storage: Storage, paths: JobPaths, store: JobLogStore) -> CheckpointMetadata | None:
-    latest = store.log.latest
-    if latest is None:
-        return None
-    if latest.metadata_path != paths.metadata(latest.checkpoint_id):
-        raise IncompatibleCheckpointError(
-            f"{storage.url}/{paths.root} belongs to another job, not to job {paths.job!r}: its log names "
-            f"{latest.metadata_path!r} as the newest checkpoint. Start the job under the name it had, with its folder "
-            "where it was; or use a name that has no folder yet."
-        )
-    return read_metadata(storage, latest.metadata_path)
-
-
-def _older(storage: Storage, paths: JobPaths, number: int) -> list[CheckpointMetadata]:
-    """The metadata of a checkpoint that the job does not start from: if it cannot be read, nothing depends on it.
-
-    Its files stay, for nobody knows them.
-    """
-    try:
-        return [read_metadata(storage, paths.metadata(number))]
-    except CheckpointError as error:
-        log.warning("job %s: checkpoint %d is not retained any more: %s", paths.job, number, error)
-        return []
-
-
-def _check_files(storage: Storage, paths: JobPaths, metadata: CheckpointMetadata) -> None:
-    """Raise `DamagedFileError` unless every file of the checkpoint is there with its size; slots check the content."""
-    sizes = {file.path: file.size for file in storage.list(paths.root)}
-    for state, file in all_files(metadata):
-        if file.handle is None or sizes.get(file.handle.path) == file.handle.size:
-            continue
-        found = sizes.get(file.handle.path)
-        what = "is missing" if found is None else f"has {found} bytes instead of {file.handle.size}"
-        raise DamagedFileError(
-            f"job {metadata.job}, operator {state.operator}, subtask {state.subtask}: {storage.url}/{file.handle.path} "
-            f"{what}, and checkpoint {metadata.checkpoint_id} needs it. Bring the file back; or, to begin anew without "
-            "the state, use another job name or empty the job's folder."
-        )
-
-
-def _next_free_id(storage: Storage, paths: JobPaths) -> int:
-    """Above every checkpoint folder that exists: a fenced driver may have left one behind."""
-    found = (paths.parse_metadata(file.path) for file in storage.list(paths.root))
-    return max((number for number in found if number is not None), default=0) + 1
 
 
 def _scratch_folder(config: Config, job: str, generation: int) -> Path:

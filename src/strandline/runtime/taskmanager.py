@@ -194,9 +194,10 @@ class TaskManager:
         answers = self.fan({"action": "barrier", "body": body, "timeout": body.get("timeout")})
         barrier_time = time.time()
         for index, answer in answers.items():
-            if "value" in answer:
+            slot = self._slots.get(index)
+            if slot is not None and "value" in answer:
                 threading.Thread(
-                    target=self._upload, args=(self._slots[index], body["checkpoint"], barrier_time), daemon=True
+                    target=self._upload, args=(slot, body["checkpoint"], barrier_time), daemon=True
                 ).start()
         return answers
 

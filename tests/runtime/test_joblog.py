@@ -104,6 +104,18 @@ def test_a_driver_that_was_taken_over_can_do_nothing_more(storage: LocalStorage)
     complete(second)
 
 
+def test_a_restart_goes_on_with_its_own_generation_only(storage: LocalStorage) -> None:
+    first = driver(storage)
+    assert first.take_over(after=1).generation == 2
+    second = driver(storage)
+    with pytest.raises(FencedError, match="generation 3"):
+        first.take_over(after=2)
+    first.load()
+    with pytest.raises(FencedError, match="generation 3"):
+        first.take_over(after=2)
+    complete(second)
+
+
 def test_two_that_start_at_once_both_take_over_one_after_the_other(storage: LocalStorage) -> None:
     one, other = JobLogStore(storage, PATHS), JobLogStore(storage, PATHS)
     one.load()

@@ -255,6 +255,8 @@ class Checkpoints:
                     checkpoint_id, time.time(), shape=self._shape, source=position, sink_files=sink_files
                 )
             self._write_metadata(path, encode(plan.metadata))
+        except FencedError:
+            raise
         except StrandlineError as error:
             self._fail(checkpoint_id, str(error))
             return
@@ -282,6 +284,7 @@ class Checkpoints:
             self._storage.create(path, data)
         except AlreadyExistsError:
             if self._storage.read(path) != data:
+                self._store.check_not_fenced()
                 raise CheckpointError(f"{self._storage.url}/{path} was written by another driver") from None
 
     def _publish(self, files: list[SinkFile]) -> None:

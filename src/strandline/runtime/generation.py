@@ -80,8 +80,12 @@ class Generation:
         cluster: Cluster,
         history: CheckpointHistory,
         available_now: bool,
+        after: int | None,
+        claimed: Callable[[int], None],
     ) -> Generation:
         """Take the job over, restore its newest completed checkpoint, and start the query.
+
+        `after` is the run's last generation, if this is a restart; `claimed` learns the new one as soon as it is won.
 
         Nothing is taken over, and nobody is fenced, when the checkpoint or a sink's folder does not fit the job.
         """
@@ -94,7 +98,8 @@ class Generation:
             if isinstance(sink, ParquetSink)
         }
         storage = open_storage(cluster.run.storage.url, cluster.run.storage.options)
-        claim = take_over(job, storage, sinks, graph.operators, parallelism, config.max_parallelism)
+        claim = take_over(job, storage, sinks, graph.operators, parallelism, config.max_parallelism, after)
+        claimed(claim.generation)
         generation, restored = claim.generation, claim.restored
         start = f"checkpoint {restored.checkpoint_id}" if restored else "the start"
         log.info("job %s: generation %d from %s", job, generation, start)

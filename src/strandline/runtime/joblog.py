@@ -64,10 +64,16 @@ class JobLogStore:
             self.log = JobLog.replay([self._read(newest)])
         return self.log
 
-    def take_over(self) -> JobLog:
-        """Begin a new generation; every earlier one is fenced from here on."""
+    def take_over(self, after: int | None = None) -> JobLog:
+        """Begin a new generation; every earlier one is fenced from here on.
+
+        `after` is the generation that this driver ran last: it restarts only its own. If another driver has taken the
+        job over meanwhile, that is a `FencedError`, not a reason to take it back.
+        """
         owner = f"{socket.gethostname()}/{os.getpid()}"
         while True:
+            if after is not None and self.log.generation != after:
+                raise fenced_error(self._paths.job, after, self._read(self.log.position))
             entry = self.log.takeover_entry(owner, time.time(), uuid.uuid4().hex)
             if self._create(entry) is Verdict.OURS and self._later(entry.sequence) is None:
                 return self._apply(entry)

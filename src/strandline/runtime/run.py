@@ -55,6 +55,8 @@ class Run:
         self._history = CheckpointHistory()
         self._strategy = RestartStrategy.of(config)
         self._generation: Generation | None = None
+        self._number: int | None = None
+        """The generation that this run took over last, whether it came to life or not."""
         self._cluster: Cluster | None = None
         self._changed = threading.Condition()
         self._asked = False
@@ -104,9 +106,20 @@ class Run:
     def _open_generation(self) -> None:
         assert self._cluster is not None
         self._generation = Generation.open(
-            self.name, self._spark, self._config, self._graph, self._cluster, self._history, self._available_now
+            self.name,
+            self._spark,
+            self._config,
+            self._graph,
+            self._cluster,
+            self._history,
+            self._available_now,
+            self._number,
+            self._claimed,
         )
         self._set_status("running")
+
+    def _claimed(self, number: int) -> None:
+        self._number = number
 
     def _set_status(self, status: str) -> None:
         with self._changed:

@@ -85,8 +85,11 @@ def take_over(
     operators: Sequence[Operator],
     parallelism: int,
     max_parallelism: int,
+    after: int | None,
 ) -> Claim:
     """Begin a generation, and bring the sinks to what its checkpoint says.
+
+    `after` is the generation that this driver ran last, if it is a restart; see `JobLogStore.take_over`.
 
     Nothing is taken over, and nobody is fenced, when the checkpoint or a sink's folder does not fit the job.
     """
@@ -116,7 +119,7 @@ def take_over(
             # A run that is alive may have completed a checkpoint since, and deleted the one that was looked at.
             if store.load().position == position:
                 raise
-    store.take_over()
+    store.take_over(after)
     claim = Claim(storage, paths, store, sinks, latest())
     for path, sink in sinks.items():
         recover_sink(sink, path, job, claim.restored)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from strandline.bench import report, spark_peer, value_state
+from strandline.bench import coordinator, report, spark_peer, value_state
 from strandline.errors import StrandlineError
 
 app = typer.Typer(help="Measure, and check that what was measured is right.", no_args_is_help=True)
@@ -87,12 +87,37 @@ def value_state_command(
         with ProgressOnStderr() as progress:
             result = value_state.run(parameters, progress.say, work_dir)
     except StrandlineError as error:
-        Console(stderr=True).print(f"[red]{type(error).__name__}[/red]: ", error, sep="", markup=True, highlight=False)
-        raise typer.Exit(1) from None
+        raise _failed(error) from None
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     else:
         report.show(result, Console())
+
+
+@app.command("coordinator")
+def coordinator_command(
+    subtasks: Annotated[int, typer.Option(help="Subtasks that acknowledge every checkpoint.")] = 10_000,
+    files: Annotated[int, typer.Option(help="Files of each subtask's snapshot.")] = 100,
+    new: Annotated[int, typer.Option(help="How many of them each checkpoint uploads.")] = 5,
+    retained: Annotated[int, typer.Option(help="Retained checkpoints.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """What a checkpoint of a very large job costs the coordinator: no Spark, no storage, one process."""
+    try:
+        parameters = coordinator.Parameters(subtasks=subtasks, files=files, new=new, retained=retained)
+    except StrandlineError as error:
+        raise _failed(error) from None
+    with ProgressOnStderr() as progress:
+        result = coordinator.run(parameters, progress.say)
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        coordinator.show(result, Console())
+
+
+def _failed(error: StrandlineError) -> typer.Exit:
+    Console(stderr=True).print(f"[red]{type(error).__name__}[/red]: ", error, sep="", markup=True, highlight=False)
+    return typer.Exit(1)
 
 
 class ProgressOnStderr:

@@ -130,15 +130,16 @@ class CheckpointCoordinator:
         """Rebuild the registry from the retained checkpoints of the log, before anything is triggered.
 
         `dropped` are those that the log says are dropped and whose metadata is still there: what their deletion left
-        over is returned, to be deleted.
+        over is returned, to be deleted. Both are taken one at a time and not kept, so a generator that reads them
+        needs memory for one checkpoint, however many are retained.
         """
-        kept = sorted(retained, key=lambda metadata: metadata.checkpoint_id)
-        for metadata in kept:
+        kept: set[int] = set()
+        for metadata in retained:
             self._registry.register(metadata.checkpoint_id, uploaded_files(metadata))
-        self._retained = tuple(metadata.checkpoint_id for metadata in kept)
-        gone = sorted(dropped, key=lambda metadata: metadata.checkpoint_id)
+            kept.add(metadata.checkpoint_id)
+        self._retained = tuple(sorted(kept))
         leftovers: list[FileHandle] = []
-        for metadata in gone:
+        for metadata in dropped:
             leftovers += uploaded_files(metadata).values()
         return self._registry.unused(leftovers)
 

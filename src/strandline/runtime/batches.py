@@ -29,7 +29,7 @@ from strandline.errors import (
 )
 from strandline.runtime.cluster import Cluster
 from strandline.runtime.messages import batch_id
-from strandline.runtime.relay import EPOCH, GENERATION, ROUND
+from strandline.runtime.relay import EPOCH, GENERATION, ROUND, STAGING
 from strandline.runtime.wire import decode_error
 
 if TYPE_CHECKING:
@@ -216,8 +216,11 @@ class BatchFunction:
     def _evaluate(self, rows: DataFrame, batch: int) -> list[SinkFile]:
         """Write the rows to all sinks. Parquet files are staged by the plan itself; functions are the user's."""
         files: list[SinkFile] = []
+        context = rows.sparkSession.sparkContext
+        context.setLocalProperty(STAGING, str(True))
         if self._outlets.manifests is not None:
             files = [SinkFile(*row) for row in self._outlets.manifests(rows).collect()]
+        context.setLocalProperty(STAGING, str(False))
         for select, function in self._outlets.functions:
             selected = select(rows)
             try:

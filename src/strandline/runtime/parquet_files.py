@@ -37,10 +37,15 @@ class ParquetWriter:
     compression: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = current_batch()
+        if not task.staging:
+            for _ in batches:
+                pass  # read to the end, or Spark does not use the worker again
+            return
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return
-        final = f"part-{self.job}-{current_batch().batch:020d}-{uuid.uuid4().hex}.parquet"
+        final = f"part-{self.job}-{task.batch:020d}-{uuid.uuid4().hex}.parquet"
         staged = f"{STAGING}/{final}.staged"
         with tempfile.TemporaryDirectory(prefix="strandline-sink-") as folder:
             local = Path(folder) / "rows.parquet"

@@ -22,6 +22,8 @@ from strandline.runtime.wire import Address, Client, translate
 GENERATION = "strandline.generation"
 ROUND = "strandline.round"
 EPOCH = "strandline.epoch"
+STAGING = "strandline.staging"
+"""Whether an action is there to stage the rows of Parquet sinks. Others pass by the same tasks, but write nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class TaskBatch(NamedTuple):
     batch: int
     round: int
     epoch: str
+    staging: bool
     attempt: int
 
 
@@ -79,12 +82,17 @@ def current_batch() -> TaskBatch:
 
     task = TaskContext.get()
     assert task is not None
-    values = [task.getLocalProperty(name) for name in (GENERATION, "streaming.sql.batchId", ROUND, EPOCH)]
+    values = [task.getLocalProperty(name) for name in (GENERATION, "streaming.sql.batchId", ROUND, EPOCH, STAGING)]
     if any(value is None for value in values):
         raise StrandlineError("rows of a Strandline job can only be evaluated inside its batch function")
-    generation, spark_batch, round_, epoch = (str(value) for value in values)
+    generation, spark_batch, round_, epoch, staging = (str(value) for value in values)
     return TaskBatch(
-        int(generation), batch_id(int(generation), int(spark_batch)), int(round_), epoch, task.taskAttemptId()
+        int(generation),
+        batch_id(int(generation), int(spark_batch)),
+        int(round_),
+        epoch,
+        staging == str(True),
+        task.taskAttemptId(),
     )
 
 

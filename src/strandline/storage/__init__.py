@@ -23,13 +23,17 @@ def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
 
     `options` are settings of an object store (`endpoint`, `region`, `access_key_id`, ...) and go before those from the
     environment; local files take none. Nothing is contacted or created yet. A scheme that is not supported, or an
-    option that does not exist, is a `ConfigError`.
+    option that does not exist, is a `ConfigError`. `faulty+` before a URL is for tests: see `strandline.testing.faults`.
     """
     scheme = _scheme(url)
     if scheme == "file":
         return LocalStorage(url)
     if scheme in OBJECT_STORE_SCHEMES:
         return ObjectStorage(url, options)
+    if scheme.startswith("faulty+"):
+        from strandline.testing.faults import FaultyStorage  # for tests alone, so nobody else pays for it
+
+        return FaultyStorage(url, options)
     supported = ", ".join(f"{name}://" for name in ("file", *OBJECT_STORE_SCHEMES))
     raise ConfigError(f"the storage {url!r} has a scheme that is not supported; supported: a local path, {supported}")
 

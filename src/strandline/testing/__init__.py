@@ -1,4 +1,4 @@
-"""What users' tests and our own share: contracts that every implementation of an abstract class must pass.
+"""What users' tests and our own share: contracts that every implementation of an abstract class must pass, and faults.
 
-Nothing in the library imports it; it needs pytest.
+Nothing in the library imports it, except that a storage URL may ask for `faults`; the contracts need pytest.
 """

@@ -91,7 +91,7 @@ class Example:
 
         before = self.stored()
         plan = self.coordinator.prepare_completion(
-            number, float(number), shape=SHAPE, source=SourcePosition(batch=number, offsets="", commits="")
+            number, float(number), shape=SHAPE, source=SourcePosition(number, {})
         )
         self.storage.create(PATHS.metadata(number), encode(plan.metadata))
         decision = self.coordinator.confirm_completion(number, float(number))

@@ -23,7 +23,7 @@ def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
 
     `options` are settings of an object store (`endpoint`, `region`, `access_key_id`, ...) and go before those from the
     environment; local files take none. Nothing is contacted or created yet. A scheme that is not supported, or an
-    option that does not exist, is a `ConfigError`. `faulty+` before a URL is for tests: see `strandline.testing.faults`.
+    option that does not exist, is a `ConfigError`. `faulty+` before a URL is for tests (`strandline.testing.faults`).
     """
     scheme = _scheme(url)
     if scheme == "file":

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 import strandline
 from strandline.bench.cli import app as bench_app
-from strandline.errors import ConfigError, StrandlineError
-from strandline.inspection import CheckpointFacts, JobFolder
+from strandline.cli_checkpoints import app as checkpoints_app
+from strandline.errors import StrandlineError
 
 app = typer.Typer(
     name="strandline",
@@ -24,20 +22,15 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-checkpoints_app = typer.Typer(help="Look into the checkpoints of a job.", no_args_is_help=True)
 app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(bench_app, name="bench")
 
 INTERRUPTED = 130
 
 Json = Annotated[bool, typer.Option("--json", help="Print the facts as JSON on standard output.")]
-Location = Annotated[str, typer.Argument(help="A job's checkpoint folder (checkpoint_dir/job), or the checkpoint_dir.")]
-StorageOptions = Annotated[
-    list[str] | None,
-    typer.Option("--storage-option", "-o", metavar="KEY=VALUE", help="A setting of the object store, e.g. endpoint."),
-]
 
 
 @app.callback()
@@ -138,131 +131,6 @@ def _say_how_it_went(facts: dict[str, Any], console: Console) -> None:
         say(False, f"processes that did not end: {', '.join(map(str, facts['processes_left']))}")
     if facts["folder"]:
         console.print(f"  kept in {facts['folder']}", highlight=False, soft_wrap=True)
-
-
-# --- checkpoints -----------------------------------------------------------------------------------
-
-
-@checkpoints_app.command("ls")
-def list_checkpoints(location: Location, as_json: Json = False, storage_option: StorageOptions = None) -> None:
-    """List the completed checkpoints that are retained."""
-    folders = JobFolder.find(location, _settings(storage_option))
-    found = [(folder, folder.checkpoints()) for folder in folders]
-    if as_json:
-        _print_json([facts.to_json() for _folder, checkpoints in found for facts in checkpoints])
-    else:
-        for folder, checkpoints in found:
-            _print_list(folder, checkpoints)
-    if any(facts.problem for _folder, checkpoints in found for facts in checkpoints):
-        raise typer.Exit(1)
-
-
-@checkpoints_app.command("show")
-def show_checkpoint(
-    location: Location,
-    checkpoint: Annotated[int | None, typer.Argument(metavar="[ID]", help="Its id; without one, the newest.")] = None,
-    job: Annotated[str | None, typer.Option(help="Which job, where the location holds several.")] = None,
-    as_json: Json = False,
-    storage_option: StorageOptions = None,
-) -> None:
-    """Show one checkpoint with its subtasks and files."""
-    folders = JobFolder.find(location, _settings(storage_option))
-    names = ", ".join(folder.job for folder in folders)
-    chosen = [folder for folder in folders if job in (None, folder.job)]
-    if len(chosen) != 1:
-        raise ConfigError(
-            f"{location} holds {'no job ' + repr(job) if job else 'several jobs'}; choose one with --job: {names}"
-        )
-    details = chosen[0].details(chosen[0].metadata(checkpoint))
-    if as_json:
-        _print_json(details)
-    else:
-        _print_details(details)
-
-
-def _settings(pairs: list[str] | None) -> dict[str, str]:
-    settings = {}
-    for pair in pairs or []:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--storage-option {pair!r} is not KEY=VALUE")
-        settings[name] = value
-    return settings
-
-
-def _print_list(folder: JobFolder, found: list[CheckpointFacts]) -> None:
-    console = Console()
-    console.print(Text.assemble((f"job {folder.job}", "bold"), f" in {folder.path}"), soft_wrap=True, highlight=False)
-    if not found:
-        console.print("  no completed checkpoint yet")
-        return
-    table = Table(box=None, header_style="dim", padding=(0, 1))
-    for name in ("id", "batch", "gen."):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("completed (UTC)", no_wrap=True)
-    for name in ("files", "full size"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("folder", no_wrap=True)
-    for facts in found:
-        place = facts.path.rpartition("/")[2]
-        if facts.problem:
-            table.add_row(str(facts.id), *[""] * 5, Text(f"{place} ✖", style="red"))
-            continue
-        table.add_row(
-            str(facts.id),
-            str(facts.batch),
-            str(facts.generation),
-            _time(facts.time or 0.0),
-            str(facts.files),
-            _bytes(facts.full_bytes or 0),
-            f"{place} newest" if facts.latest else place,
-        )
-    console.print(table)
-    for facts in found:
-        if facts.problem:
-            console.print(Text(facts.problem, style="red"), soft_wrap=True)
-
-
-def _print_details(details: dict[str, Any]) -> None:
-    console = Console()
-    head = Table.grid(padding=(0, 2))
-    for name, value in (
-        ("checkpoint", f"{details['id']} of job {details['job']}"),
-        ("path", details["path"]),
-        ("completed", f"{_time(details['time'])} UTC, generation {details['generation']}, batch {details['batch']}"),
-        ("state", f"{_bytes(details['full_bytes'])} in {details['files']} files"),
-        ("parallelism", f"{details['parallelism']} of at most {details['max_parallelism']}"),
-        ("published", f"{details['sink_rows']:,} rows in {details['sink_files']} files"),
-    ):
-        head.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
-    console.print(head)
-    table = Table(box=None, header_style="dim", padding=(0, 1))
-    table.add_column("operator")
-    for name in ("subtask", "key groups", "backend", "files", "of them shared", "full size"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for subtask in details["subtasks"]:
-        first, end = subtask["key_groups"]
-        table.add_row(
-            subtask["operator"],
-            str(subtask["subtask"]),
-            f"{first}–{end - 1}",
-            subtask["backend"],
-            str(len(subtask["files"])),
-            str(sum(file["shared"] for file in subtask["files"])),
-            _bytes(subtask["full_bytes"]),
-        )
-    console.print(table)
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _bytes(count: int) -> str:
-    for unit, limit in (("B", 1e3), ("kB", 1e6), ("MB", 1e9)):
-        if count < limit:
-            return f"{count} B" if unit == "B" else f"{count / limit * 1e3:.1f} {unit}"
-    return f"{count / 1e9:.1f} GB"
 
 
 def _print_json(facts: Any) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from strandline.checkpoint.metadata import CheckpointMetadata, all_files, full_bytes, state_bytes
 from strandline.errors import CheckpointNotFoundError, JobDefinitionError, MetadataError
 from strandline.runtime.joblog import JobLogStore
 from strandline.runtime.takeover import read_metadata
-from strandline.storage import JobPaths, Storage, open_storage
+from strandline.storage import JobPaths, Storage, is_local, open_storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class JobFolder:
 
     def __init__(self, storage: Storage, job: str) -> None:
         self.job = job
-        self._storage = storage
-        self._paths = JobPaths(job)
+        self.storage = storage
+        self.paths = JobPaths(job)
 
     @classmethod
     def find(cls, location: str, options: Mapping[str, str] | None = None) -> list[JobFolder]:
@@ -62,6 +63,36 @@ class JobFolder:
                 "checkpoint_dir itself."
             )
         return found
+
+    @classmethod
+    def find_checkpoint(cls, location: str, options: Mapping[str, str] | None = None) -> tuple[JobFolder, int] | None:
+        """The job and number of the checkpoint whose directory or `_metadata` file `location` is, or None.
+
+        The job's log is not asked: this may be a copy of one checkpoint. Raises `CheckpointNotFoundError` for what is
+        named like a checkpoint, but has no `_metadata`.
+        """
+        place = (
+            str(Path(location).expanduser().absolute()) if is_local(location) and "://" not in location else location
+        )
+        place = place.rstrip("/").removesuffix("/_metadata")
+        parent, _, name = place.rpartition("/")
+        root, _, job = parent.rpartition("/")
+        try:
+            paths = JobPaths(job)
+        except JobDefinitionError:
+            return None
+        number = paths.parse_metadata(f"{paths.root}/{name}/_metadata")
+        if number is None or root.endswith(":/"):
+            return None
+        folder = cls(open_storage(root or "/", options), job)
+        if folder.storage.exists(paths.metadata(number)):
+            return folder, number
+        if cls._at(parent, name, options) is not None:
+            return None  # a job with the name of a checkpoint
+        raise CheckpointNotFoundError(
+            f"{folder.storage.url}/{paths.metadata(number)} is missing, so this is no completed checkpoint. See which "
+            f"ones there are with: strandline checkpoints ls {folder.path}"
+        )
 
     @classmethod
     def _at(cls, parent: str, name: str, options: Mapping[str, str] | None) -> JobFolder | None:
@@ -90,14 +121,14 @@ class JobFolder:
     @property
     def path(self) -> str:
         """The job's folder in full."""
-        return f"{self._storage.url}/{self._paths.root}"
+        return f"{self.storage.url}/{self.paths.root}"
 
     def _has_log(self) -> bool:
-        return any(self._paths.parse_log_entry(f.path) is not None for f in self._storage.list(self._paths.log_dir))
+        return any(self.paths.parse_log_entry(f.path) is not None for f in self.storage.list(self.paths.log_dir))
 
     def checkpoints(self) -> list[CheckpointFacts]:
         """All completed checkpoints that are retained, oldest first."""
-        store = JobLogStore(self._storage, self._paths)
+        store = JobLogStore(self.storage, self.paths)
         while True:
             log = store.load()
             latest = log.latest.checkpoint_id if log.latest else None
@@ -107,9 +138,9 @@ class JobFolder:
                 return facts
 
     def _facts(self, number: int, latest: bool) -> CheckpointFacts:
-        path = f"{self._storage.url}/{self._paths.checkpoint_dir(number)}"
+        path = f"{self.storage.url}/{self.paths.checkpoint_dir(number)}"
         try:
-            metadata = read_metadata(self._storage, self._paths.metadata(number))
+            metadata = read_metadata(self.storage, self.paths.metadata(number))
         except (MetadataError, CheckpointNotFoundError) as error:
             return CheckpointFacts(self.job, number, path, latest, problem=str(error))
         return CheckpointFacts(
@@ -130,16 +161,16 @@ class JobFolder:
 
         Raises `CheckpointNotFoundError` if the job has no such checkpoint, `MetadataError` if it cannot be read.
         """
-        log = JobLogStore(self._storage, self._paths).load()
+        log = JobLogStore(self.storage, self.paths).load()
         if number is None and log.latest is not None:
             number = log.latest.checkpoint_id
         if number is None or number not in log.retained:
             known = ", ".join(map(str, log.retained)) or "none"
             wanted = "completed checkpoint" if number is None else f"checkpoint {number}"
             raise CheckpointNotFoundError(
-                f"job {self.job!r} in {self._storage.url} has no {wanted}; the retained ones are: {known}"
+                f"job {self.job!r} in {self.storage.url} has no {wanted}; the retained ones are: {known}"
             )
-        return read_metadata(self._storage, self._paths.metadata(number))
+        return read_metadata(self.storage, self.paths.metadata(number))
 
     def details(self, metadata: CheckpointMetadata) -> dict[str, Any]:
         """A checkpoint with its subtasks and files, as plain values."""
@@ -147,7 +178,7 @@ class JobFolder:
             "job": metadata.job,
             "id": metadata.checkpoint_id,
             "kind": metadata.kind,
-            "path": f"{self._storage.url}/{self._paths.checkpoint_dir(metadata.checkpoint_id)}",
+            "path": f"{self.storage.url}/{self.paths.checkpoint_dir(metadata.checkpoint_id)}",
             "generation": metadata.generation,
             "batch": metadata.batch_id,
             "trigger_time": metadata.trigger_time,

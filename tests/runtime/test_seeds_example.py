@@ -25,7 +25,7 @@ KEY_GROUPS = range(0, 128)
 PATHS = JobPaths("visits")
 SHAPE = JobShape("visits", 1, 1, 128, (OPERATOR,))
 LOW, HIGH = b"a", b"m"
-"""The keys of sstable-(1) to (3) begin with the one, those of (4) to (6) with the other: RocksDB merges by key range."""
+"""Keys of sstable-(1) to (3) begin with the one, those of (4) to (6) with the other: RocksDB merges by key range."""
 
 
 class Driven(RocksDBOptions):

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 import msgspec
 
+from strandline.checkpoint.bulk import collector_paused
 from strandline.checkpoint.decisions import AckDecision, CompletionDecision, CompletionPlan, FailDecision
 from strandline.checkpoint.metadata import (
     CheckpointMetadata,
@@ -17,10 +18,10 @@ from strandline.checkpoint.metadata import (
     SourcePosition,
     SubtaskState,
     file_key,
-    uploaded_files,
+    keyed_files,
 )
 from strandline.checkpoint.pending import PendingCheckpoint, Subtask, SubtaskAck
-from strandline.checkpoint.registry import SharedKey, SharedStateRegistry
+from strandline.checkpoint.registry import Matched, SharedKey, SharedStateRegistry
 from strandline.checkpoint.retention import retain
 from strandline.checkpoint.schedule import TriggerSchedule
 from strandline.checkpoint.stats import CheckpointHistory, CheckpointStats, checkpoint_stats
@@ -134,13 +135,14 @@ class CheckpointCoordinator:
         needs memory for one checkpoint, however many are retained.
         """
         kept: set[int] = set()
-        for metadata in retained:
-            self._registry.register(metadata.checkpoint_id, uploaded_files(metadata))
-            kept.add(metadata.checkpoint_id)
-        self._retained = tuple(sorted(kept))
         leftovers: list[FileHandle] = []
-        for metadata in dropped:
-            leftovers += uploaded_files(metadata).values()
+        with collector_paused():
+            for metadata in retained:
+                self._registry.record(metadata.checkpoint_id, self._registry.match(keyed_files(metadata.subtasks)))
+                kept.add(metadata.checkpoint_id)
+            for metadata in dropped:
+                leftovers += (handle for _key, handle in keyed_files(metadata.subtasks))
+        self._retained = tuple(sorted(kept))
         return self._registry.unused(leftovers)
 
     # --- triggering ------------------------------------------------------------------------------
@@ -290,12 +292,13 @@ class CheckpointCoordinator:
             (ack.state for ack in pending.acks.values()),
             key=lambda state: (order.get(state.operator, len(order)), state.operator, state.subtask),
         )
-        files, repeated = self._collect(pending, states)
         retained: tuple[int, ...] = self._retained
         dropped: tuple[int, ...] = ()
-        replaced: dict[SharedKey, FileHandle] = {}
+        with collector_paused():
+            matched = self._matched(pending, states)
+            if pending.kind == "checkpoint":
+                self._registry.record(checkpoint_id, matched)
         if pending.kind == "checkpoint":
-            replaced = self._registry.register(checkpoint_id, files).replaced
             retained, dropped = retain(self._retained, checkpoint_id, self._num_retained)
         self._completing = checkpoint_id
         pending.completing = True
@@ -308,7 +311,7 @@ class CheckpointCoordinator:
             parallelism=shape.parallelism,
             max_parallelism=shape.max_parallelism,
             operators=shape.operators,
-            subtasks=tuple(_rewritten(states, {**repeated, **replaced})),
+            subtasks=tuple(_rewritten(states, matched.replaced)),
             source=source,
             sink_files=tuple(sink_files),
             trigger_time=pending.trigger_time,
@@ -360,34 +363,20 @@ class CheckpointCoordinator:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _collect(
-        self, pending: PendingCheckpoint, states: Sequence[SubtaskState]
-    ) -> tuple[dict[SharedKey, FileHandle], dict[SharedKey, FileHandle]]:
-        """Every uploaded file by key, and the surviving copy of those that came with more than one."""
-        registry, new = self._registry, pending.uploaded_paths
-        self_contained = pending.kind == "savepoint"
-        files: dict[SharedKey, FileHandle] = {}
-        repeated: dict[SharedKey, FileHandle] = {}
+    def _matched(self, pending: PendingCheckpoint, states: Sequence[SubtaskState]) -> Matched[SharedKey, FileHandle]:
+        """Every uploaded file, known to be there: uploaded for this checkpoint, or part of a retained one."""
         for state in states:
-            operator, start, end = state.operator, state.key_group_start, state.key_group_end
             for file in state.files:
-                handle = file.handle
-                if handle is None:
-                    if file.inline is None:
-                        raise _unusable(pending, state, f"file {file.name!r} has no content")
-                    continue
-                key = SharedKey(operator, start, end, file.identity) if file.shared else file_key(state, file)
-                if handle.path not in new and (self_contained or key not in registry):
-                    raise _unusable(
-                        pending,
-                        state,
-                        f"file {file.name!r} ({handle.path}) is neither uploaded for it nor part of a "
-                        "retained checkpoint",
-                    )
-                first = files.setdefault(key, handle)
-                if first is not handle and first != handle:
-                    repeated[key] = first
-        return files, repeated
+                if file.handle is None and file.inline is None:
+                    raise _unusable(pending, state, f"file {file.name!r} has no content")
+        # A savepoint refers to nothing but its own uploads, so nothing that is known counts for it.
+        registry = self._registry if pending.kind == "checkpoint" else SharedStateRegistry(attrgetter("path"))
+        matched = registry.match(keyed_files(states))
+        new = pending.uploaded_paths
+        for key, handle in matched.unknown:
+            if handle.path not in new:
+                raise _stranger(pending, states, key, handle)
+        return matched
 
     def _unclaimed(self, uploaded: Iterable[FileHandle]) -> tuple[FileHandle, ...]:
         """Those uploads that neither the registry nor a pending checkpoint knows."""
@@ -424,6 +413,22 @@ def _rewritten(states: Iterable[SubtaskState], handles: Mapping[SharedKey, FileH
             handle = handles.get(file_key(state, file)) if file.handle is not None else None
             files.append(file if handle is None else msgspec.structs.replace(file, handle=handle))
         yield msgspec.structs.replace(state, files=tuple(files))
+
+
+def _stranger(
+    pending: PendingCheckpoint, states: Iterable[SubtaskState], key: SharedKey, handle: FileHandle
+) -> CheckpointError:
+    state, file = next(
+        (state, file)
+        for state in states
+        for file in state.files
+        if file.handle == handle and file_key(state, file) == key
+    )
+    return _unusable(
+        pending,
+        state,
+        f"file {file.name!r} ({handle.path}) is neither uploaded for it nor part of a retained checkpoint",
+    )
 
 
 def _unusable(pending: PendingCheckpoint, state: SubtaskState, what: str) -> CheckpointError:

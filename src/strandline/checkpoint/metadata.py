@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -165,7 +165,21 @@ def all_files(metadata: CheckpointMetadata) -> Iterator[tuple[SubtaskState, Stat
 
 def uploaded_files(metadata: CheckpointMetadata) -> dict[SharedKey, FileHandle]:
     """Every uploaded file of the checkpoint, shared or not, by the registry's key."""
-    return {file_key(state, file): file.handle for state, file in all_files(metadata) if file.handle is not None}
+    return dict(keyed_files(metadata.subtasks))
+
+
+def keyed_files(states: Iterable[SubtaskState]) -> Iterator[tuple[SharedKey, FileHandle]]:
+    """Every uploaded file of `states` with the registry's key, one at a time."""
+    # A million times a checkpoint: SharedKey(...) would go through a Python function for each of them.
+    new, kind = tuple.__new__, SharedKey
+    for state in states:
+        operator, start, end = state.operator, state.key_group_start, state.key_group_end
+        for file in state.files:
+            handle = file.handle
+            if handle is None:
+                continue
+            identity = file.identity if file.shared else f"{handle.path}#{file.name}"
+            yield new(kind, (operator, start, end, identity)), handle
 
 
 def shared_files(metadata: CheckpointMetadata) -> dict[SharedKey, FileHandle]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
 
 K = TypeVar("K", bound=Hashable)
 H = TypeVar("H", bound=Hashable)
@@ -31,6 +33,28 @@ class Registration(Generic[K, H]):
     """The part of `handles` that differs from what was registered."""
 
 
+class _Entry(msgspec.Struct, Generic[K, H], gc=False):
+    """A file in use. There are a million of them, none in a cycle: the garbage collector need not visit them."""
+
+    key: K
+    handle: H
+    users: frozenset[int]
+    """Most files have the same users. They share one frozenset, so that a million files do not need a million sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matched(Generic[K, H]):
+    """Files of a checkpoint, compared with what the registry knew of them when it was asked."""
+
+    known: list[_Entry[K, H]]
+    unknown: list[tuple[K, H]]
+    """Those that no registered checkpoint uses; one that came twice is twice in here."""
+    replaced: dict[K, H]
+    """The surviving copy of those that came with another handle."""
+    rivals: list[H]
+    """The handles that came instead."""
+
+
 class SharedStateRegistry(Generic[K, H]):
     """Knows which checkpoints use which uploaded file.
 
@@ -43,10 +67,8 @@ class SharedStateRegistry(Generic[K, H]):
 
     def __init__(self, location: Callable[[H], Hashable] | None = None) -> None:
         self._location = location
-        self._handles: dict[K, H] = {}
-        # Most keys have the same users. They share one frozenset, so that a million files do not need a million sets.
-        self._uses: dict[K, frozenset[int]] = {}
-        self._files: dict[int, list[K]] = {}
+        self._entries: dict[K, _Entry[K, H]] = {}
+        self._files: dict[int, list[_Entry[K, H]]] = {}
         self._holders: dict[Hashable, int] = {}
 
     def register(self, checkpoint_id: int, files: Mapping[K, H]) -> Registration[K, H]:
@@ -54,55 +76,83 @@ class SharedStateRegistry(Generic[K, H]):
 
         May be repeated. Returns the handles the checkpoint must refer to, and the duplicate uploads.
         """
-        mine = self._files.setdefault(checkpoint_id, [])
-        alone = frozenset((checkpoint_id,))
-        grown: dict[frozenset[int], frozenset[int]] = {}
+        matched = self.match(files.items())
+        self.record(checkpoint_id, matched)
+        return Registration(
+            handles={**files, **matched.replaced},
+            duplicates=self.unused(matched.rivals),
+            replaced=matched.replaced,
+        )
+
+    def match(self, files: Iterable[tuple[K, H]]) -> Matched[K, H]:
+        """Look `files` up without recording anything; for the same key the first handle wins here, too.
+
+        The answer is for `record`, before anything else is recorded or dropped.
+        """
+        known: list[_Entry[K, H]] = []
+        unknown: list[tuple[K, H]] = []
         replaced: dict[K, H] = {}
         rivals: list[H] = []
-        uses, handles, holders, location = self._uses, self._handles, self._holders, self._location
-        for key, handle in files.items():
-            users = uses.get(key)
-            if users is None:
-                uses[key] = alone
-                handles[key] = handle
-                place = handle if location is None else location(handle)
-                holders[place] = holders.get(place, 0) + 1
-                mine.append(key)
-                continue
-            if checkpoint_id not in users:
-                more = grown.get(users)
-                if more is None:
-                    more = grown[users] = users | alone
-                uses[key] = more
-                mine.append(key)
-            first = handles[key]
+        fresh: dict[K, H] = {}
+        find, add = self._entries.get, known.append
+        for pair in files:
+            key, handle = pair
+            entry = find(key)
+            if entry is not None:
+                add(entry)
+                first = entry.handle
+            else:
+                unknown.append(pair)
+                first = fresh.setdefault(key, handle)
             if first is not handle and first != handle:
                 replaced[key] = first
                 rivals.append(handle)
-        return Registration(handles={**files, **replaced}, duplicates=self.unused(rivals), replaced=replaced)
+        return Matched(known, unknown, replaced, rivals)
+
+    def record(self, checkpoint_id: int, matched: Matched[K, H]) -> None:
+        """Record what `match` found as used by the checkpoint. May be repeated."""
+        mine = self._files.setdefault(checkpoint_id, [])
+        alone = frozenset((checkpoint_id,))
+        grown: dict[frozenset[int], frozenset[int]] = {}
+        for entry in matched.known:
+            users = entry.users
+            more = grown.get(users)
+            if more is None:
+                more = grown[users] = users | alone
+            if more is not users and checkpoint_id not in users:
+                entry.users = more
+                mine.append(entry)
+        entries, holders, location = self._entries, self._holders, self._location
+        for key, handle in matched.unknown:
+            if key in entries:
+                continue
+            entry = entries[key] = _Entry(key, handle, alone)
+            place = handle if location is None else location(handle)
+            holders[place] = holders.get(place, 0) + 1
+            mine.append(entry)
 
     def drop(self, checkpoint_id: int) -> list[H]:
         """Forget the checkpoint; returns the handles nobody uses any more. Dropping it again returns nothing.
 
         Costs time in proportion to the checkpoint's own files.
         """
-        keys = self._files.pop(checkpoint_id, None)
-        if keys is None:
+        mine = self._files.pop(checkpoint_id, None)
+        if mine is None:
             return []
         gone = frozenset((checkpoint_id,))
         shrunk: dict[frozenset[int], frozenset[int]] = {}
         free: list[H] = []
-        uses, handles, holders, location = self._uses, self._handles, self._holders, self._location
-        for key in keys:
-            users = uses[key]
+        entries, holders, location = self._entries, self._holders, self._location
+        for entry in mine:
+            users = entry.users
             rest = shrunk.get(users)
             if rest is None:
                 rest = shrunk[users] = users - gone
             if rest:
-                uses[key] = rest
+                entry.users = rest
                 continue
-            del uses[key]
-            handle = handles.pop(key)
+            del entries[entry.key]
+            handle = entry.handle
             place = handle if location is None else location(handle)
             left = holders[place] - 1
             if left:
@@ -114,11 +164,13 @@ class SharedStateRegistry(Generic[K, H]):
 
     def uses(self, key: K) -> frozenset[int]:
         """The ids of the checkpoints that refer to `key`."""
-        return self._uses.get(key, frozenset())
+        entry = self._entries.get(key)
+        return entry.users if entry is not None else frozenset()
 
     def handle(self, key: K) -> H | None:
         """The surviving copy of `key`, or None if no checkpoint refers to it."""
-        return self._handles.get(key)
+        entry = self._entries.get(key)
+        return entry.handle if entry is not None else None
 
     def unused(self, handles: list[H]) -> tuple[H, ...]:
         """Those of `handles` whose bytes no registered checkpoint refers to, each location once."""
@@ -134,8 +186,8 @@ class SharedStateRegistry(Generic[K, H]):
         return tuple(sorted(self._files))
 
     def __contains__(self, key: object) -> bool:
-        return key in self._uses
+        return key in self._entries
 
     def __len__(self) -> int:
         """How many files are in use."""
-        return len(self._uses)
+        return len(self._entries)

@@ -73,6 +73,8 @@ class Checkpoints:
         self._inputs: dict[int, tuple[SourcePosition, list[SinkFile]]] = {}
         self._wanted: list[Future[CheckpointStats]] = []
         self._waiting: dict[int, list[Future[CheckpointStats]]] = {}
+        self._news: dict[str, Any] | None = None
+        """What the task managers were told of the last completion."""
         self._closed = False
         self._thread = threading.Thread(target=self._loop, daemon=True, name="checkpoints")
 
@@ -114,7 +116,7 @@ class Checkpoints:
         if body["lost"]:
             self.slots_replaced()
         else:
-            self._fail(body["checkpoint"], body["reason"])
+            self._fail(body["checkpoint"], body["reason"], declined=True)
 
     # --- by hand -------------------------------------------------------------------------------------
 
@@ -247,10 +249,12 @@ class Checkpoints:
 
     def _complete(self, checkpoint_id: int) -> None:
         """Files registered, `_metadata` written, log entry won, rows published, older checkpoints and files deleted."""
-        position, sink_files = self._inputs[checkpoint_id]
         path = self._paths.metadata(checkpoint_id)
         try:
             with self._lock:
+                if checkpoint_id not in self._inputs:
+                    return  # given up since it was ready, because a slot was lost
+                position, sink_files = self._inputs[checkpoint_id]
                 plan = self._coordinator.prepare_completion(
                     checkpoint_id, time.time(), shape=self._shape, source=position, sink_files=sink_files
                 )
@@ -259,6 +263,9 @@ class Checkpoints:
             raise
         except StrandlineError as error:
             self._fail(checkpoint_id, str(error))
+            if self._news is not None:
+                # A task manager that never heard of the last completion may have built on an older checkpoint.
+                self._cluster.tell_managers("checkpoint_completed", self._news)
             return
         self._store.complete(checkpoint_id, path, plan.metadata.batch_id, plan.retained, plan.dropped)
         self._publish(sink_files)
@@ -275,9 +282,10 @@ class Checkpoints:
             future.set_result(stats)
         self._cluster.confirm_base(plan.metadata.batch_id, plan.metadata.subtasks)
         replaced = _handles(plan.metadata) if plan.duplicates else {}
-        self._cluster.tell_managers("checkpoint_completed", {"checkpoint": checkpoint_id, "replaced": replaced})
+        self._news = {"checkpoint": checkpoint_id, "replaced": replaced}
+        self._cluster.tell_managers("checkpoint_completed", self._news)
         self._delete(decision.delete)
-        self._storage.delete([self._paths.metadata(gone) for gone in decision.dropped])
+        self._tidy_up([self._paths.metadata(gone) for gone in decision.dropped])
 
     def _write_metadata(self, path: str, data: bytes) -> None:
         try:
@@ -300,8 +308,10 @@ class Checkpoints:
                 log.warning("job %s: publishing failed, trying again: %s", self._shape.job, error)
                 time.sleep(0.2 * 2**attempt)
 
-    def _fail(self, checkpoint_id: int, reason: str) -> None:
+    def _fail(self, checkpoint_id: int, reason: str, declined: bool = False) -> None:
         with self._wake:
+            if declined and any(one.id == checkpoint_id and one.ready for one in self._coordinator.pending()):
+                return  # all have acknowledged; the one that declines only never heard that its word arrived
             decision = self._coordinator.fail(checkpoint_id, reason, time.time())
             if not decision.failed:
                 return
@@ -324,13 +334,16 @@ class Checkpoints:
             ).start()
 
     def _delete(self, handles: tuple[FileHandle, ...]) -> None:
-        """Deleting is tidying up: a failure leaves an orphan, never a broken checkpoint."""
-        if not handles:
+        self._tidy_up([handle.path for handle in handles])
+
+    def _tidy_up(self, paths: list[str]) -> None:
+        """Delete files that nobody needs: a failure leaves an orphan, never a broken checkpoint or a failed run."""
+        if not paths:
             return
         try:
-            self._storage.delete([handle.path for handle in handles])
+            self._storage.delete(paths)
         except StorageError as error:
-            log.warning("job %s: could not delete %d files: %s", self._shape.job, len(handles), error)
+            log.warning("job %s: could not delete %d files: %s", self._shape.job, len(paths), error)
 
     def close(self) -> None:
         """No more checkpoints. One that is being completed is finished first."""

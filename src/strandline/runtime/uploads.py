@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from strandline.checkpoint.metadata import FileHandle, StateFile, SubtaskState
 from strandline.checkpoint.pending import SubtaskAck
+from strandline.errors import StorageError
 from strandline.runtime.messages import SnapshotReport
 from strandline.runtime.rebuild import checksum
 from strandline.storage import Storage
 from strandline.storage.paths import JobPaths
+
+log = logging.getLogger(__name__)
 
 INLINE_BYTES = 20 * 1024
 """Files up to this size travel inside `_metadata`: a store full of tiny objects helps nobody."""
@@ -48,10 +52,13 @@ class SnapshotUploader:
         report: SnapshotReport,
         barrier_time: float,
     ) -> SubtaskAck:
-        """Make one operator's snapshot durable; the acknowledgement says what the coordinator may refer to."""
+        """Make one operator's snapshot durable; the acknowledgement says what the coordinator may refer to.
+
+        If a file cannot be uploaded, that error is raised, and what was uploaded is deleted again.
+        """
         started = time.perf_counter()
         base = self._confirmed.get((report.operator, subtask), {})
-        files = list(self._pool.map(lambda file: self._store(checkpoint_id, base, *file), report.files))
+        files = self._store_all(checkpoint_id, base, report)
         held = {file.identity: file.handle for file, _new in files if file.shared and file.handle is not None}
         self._pending.setdefault(checkpoint_id, {})[(report.operator, subtask)] = held
         state = SubtaskState(
@@ -75,10 +82,27 @@ class SnapshotUploader:
             full_bytes=sum(file[2] for file in report.files),
         )
 
+    def _store_all(
+        self, checkpoint_id: int, base: dict[str, FileHandle], report: SnapshotReport
+    ) -> list[tuple[StateFile, int]]:
+        begun: list[str] = []
+        work = [self._pool.submit(self._store, checkpoint_id, base, begun, *file) for file in report.files]
+        try:
+            return [one.result() for one in work]
+        except BaseException:
+            # Nobody will ever hear of these files, and an upload that goes on would read a snapshot that is released.
+            wait([one for one in work if not one.cancel()])
+            try:
+                self._storage.delete(begun)
+            except StorageError as error:
+                log.warning("checkpoint %d: could not delete %d files: %s", checkpoint_id, len(begun), error)
+            raise
+
     def _store(
         self,
         checkpoint_id: int,
         base: dict[str, FileHandle],
+        begun: list[str],
         name: str,
         path: str,
         size: int,
@@ -93,6 +117,7 @@ class SnapshotUploader:
             return StateFile(name, identity, False, None, local.read_bytes()), size
         unique = f"{uuid.uuid4().hex}-{name}"
         target = self._paths.shared(unique) if shared else self._paths.exclusive(checkpoint_id, unique)
+        begun.append(target)
         self._storage.upload(local, target)
         return StateFile(name, identity, shared, FileHandle(target, size, checksum(local)), None), size
 
@@ -103,6 +128,8 @@ class SnapshotUploader:
         """
         for subtask, held in self._pending.pop(checkpoint_id, {}).items():
             self._confirmed[subtask] = {identity: replaced.get(identity, handle) for identity, handle in held.items()}
+        for older in [pending for pending in list(self._pending) if pending < checkpoint_id]:
+            self.aborted(older)  # given up with this completion, or before its last upload had ended
 
     def aborted(self, checkpoint_id: int) -> None:
         self._pending.pop(checkpoint_id, None)

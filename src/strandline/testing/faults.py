@@ -11,6 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -26,7 +27,8 @@ class FaultOptions:
     """The faults, as storage options name them; texts, for that is what storage options are."""
 
     bytes_per_second: str = ""
-    """The rate of uploads, shared by all uploads of a process."""
+    """The rate of uploads, which a process makes one after the other; or a local file that holds the rate, so that a
+    test can change it meanwhile."""
     slow_pattern: str = ""
     """Only calls whose text `operation path` this regular expression finds are slowed down; default: all uploads."""
     fail_pattern: str = ""
@@ -34,27 +36,36 @@ class FaultOptions:
     fail_times: str = ""
     """How many calls fail before the rest go well; default: all. Counted over all processes if there is a `switch`."""
     switch: str = ""
-    """A local file that every process sees: there are faults only while it exists. Default: always."""
+    """A local file that every process sees: there are faults only while it exists, and whoever waits because of a rate
+    goes on when it is gone. Default: always."""
+    journal: str = ""
+    """A local file that gets a line for every call that has ended: `operation path`, with `failed ` before it if so."""
 
     @classmethod
     def taken_from(cls, options: Mapping[str, str]) -> tuple[FaultOptions, dict[str, str]]:
         """The faults among `options`, and the other options. A value that cannot be used is a `ConfigError`."""
         names = {field.name for field in fields(cls)}
         faults = cls(**{name: value for name, value in options.items() if name in names})
-        for name, parse in (
-            ("bytes_per_second", float),
-            ("fail_times", int),
-            ("slow_pattern", re.compile),
-            ("fail_pattern", re.compile),
-        ):
+        for name, parse in (("fail_times", int), ("slow_pattern", re.compile), ("fail_pattern", re.compile)):
             value = getattr(faults, name)
             try:
-                usable = not value or parse(value)
+                parse(value or "0")
             except (ValueError, re.error) as error:
                 raise ConfigError(f"storage option {name} = {value!r} cannot be used: {error}") from error
-            if not usable and name == "bytes_per_second":
-                raise ConfigError(f"storage option {name} = {value!r} cannot be used; allowed: a rate above 0")
+        faults.rate()
         return faults, {name: value for name, value in options.items() if name not in names}
+
+    def rate(self) -> float:
+        """The bytes per second at this moment. One that cannot be used is a `ConfigError`."""
+        given = self.bytes_per_second or "inf"
+        text = Path(given).read_text() if given.startswith("/") else given
+        try:
+            rate = float(text)
+        except ValueError:
+            rate = 0.0
+        if rate <= 0:
+            raise ConfigError(f"storage option bytes_per_second = {text!r} cannot be used; allowed: a number above 0")
+        return rate
 
 
 class FaultyStorage(Storage):
@@ -67,67 +78,97 @@ class FaultyStorage(Storage):
         # The root is that of the inner storage, absolute, so that the same URL means the same place everywhere.
         inner = self._inner.url
         self.url = PREFIX + (inner if "://" in inner else f"file://{inner}")
-        self._rate = float(self._faults.bytes_per_second or "inf")
         self._lock = threading.Lock()
-        self._free_at = 0.0
+        self._asked = 0.0
+        self._passed = 0.0
+        self._passed_at = time.monotonic()
         self._failed = 0
 
     def read(self, path: str) -> bytes:
-        self._meet("read", path)
-        return self._inner.read(path)
+        with self._call("read", path):
+            return self._inner.read(path)
 
     def write(self, path: str, data: bytes) -> None:
-        self._meet("write", path, len(data))
-        self._inner.write(path, data)
+        with self._call("write", path, len(data)):
+            self._inner.write(path, data)
 
     def create(self, path: str, data: bytes) -> None:
-        self._meet("create", path, len(data))
-        self._inner.create(path, data)
+        with self._call("create", path, len(data)):
+            self._inner.create(path, data)
 
     def upload(self, source: Path, path: str) -> None:
-        self._meet("upload", path, source.stat().st_size if source.is_file() else 0)
-        self._inner.upload(source, path)
+        with self._call("upload", path, source.stat().st_size if source.is_file() else 0):
+            self._inner.upload(source, path)
 
     def download(self, path: str, target: Path) -> None:
-        self._meet("download", path)
-        self._inner.download(path, target)
+        with self._call("download", path):
+            self._inner.download(path, target)
 
     def rename(self, source: str, target: str) -> None:
-        self._meet("rename", source)
-        self._inner.rename(source, target)
+        with self._call("rename", source):
+            self._inner.rename(source, target)
 
     def delete(self, paths: Iterable[str]) -> None:
-        doomed = list(paths)
-        for path in doomed:
-            self._meet("delete", path)
-        self._inner.delete(doomed)
+        """One call for every file, so that the pattern can name one of them."""
+        for path in paths:
+            with self._call("delete", path):
+                self._inner.delete([path])
 
     def list(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
-        self._meet("list", prefix)
-        return self._inner.list(prefix, after)
+        with self._call("list", prefix):
+            return self._inner.list(prefix, after)
 
     def exists(self, path: str) -> bool:
-        self._meet("exists", path)
-        return self._inner.exists(path)
+        with self._call("exists", path):
+            return self._inner.exists(path)
 
     # --- the faults ----------------------------------------------------------------------------
 
-    def _meet(self, operation: str, path: str, size: int = 0) -> None:
-        """Wait for as long as `size` bytes take, then fail if the call is one that fails."""
-        faults = self._faults
-        if faults.switch and not Path(faults.switch).exists():
-            return
+    @contextmanager
+    def _call(self, operation: str, path: str, size: int = 0) -> Iterator[None]:
+        """Wait for as long as `size` bytes take, fail if the call is one that fails, and note how it ended."""
         call = f"{operation} {path}"
-        if re.search(faults.slow_pattern or "^upload ", call):
-            self._wait_for(size)
-        if faults.fail_pattern and re.search(faults.fail_pattern, call) and self._one_more_failure():
-            raise StorageError(f"{call}: this storage fails on purpose (fail_pattern = {faults.fail_pattern!r})")
+        try:
+            if self._switched_on():
+                if re.search(self._faults.slow_pattern or "^upload ", call):
+                    self._wait_for(size)
+                self._fail_if_told_to(call)
+            yield
+        except BaseException:
+            self._note(f"failed {call}")
+            raise
+        self._note(call)
+
+    def _switched_on(self) -> bool:
+        return not self._faults.switch or Path(self._faults.switch).exists()
 
     def _wait_for(self, size: int) -> None:
+        """Return when all bytes that were asked for before, and these, have passed."""
         with self._lock:
-            now = time.monotonic()
-            self._free_at = free_at = max(now, self._free_at) + size / self._rate
-        time.sleep(free_at - now)
+            self._pass()
+            self._asked += size
+            mine = self._asked
+        while self._switched_on():
+            with self._lock:
+                self._pass()
+                if self._passed >= mine:
+                    return
+            time.sleep(0.02)
+
+    def _pass(self) -> None:
+        now = time.monotonic()
+        self._passed = min(self._asked, self._passed + (now - self._passed_at) * self._faults.rate())
+        self._passed_at = now
+
+    def _fail_if_told_to(self, call: str) -> None:
+        pattern = self._faults.fail_pattern
+        if pattern and re.search(pattern, call) and self._one_more_failure():
+            raise StorageError(f"{call}: this storage fails on purpose (fail_pattern = {pattern!r})")
+
+    def _note(self, line: str) -> None:
+        if self._faults.journal:
+            with Path(self._faults.journal).open("a") as journal:  # one short write: lines of processes do not mix
+                journal.write(f"{line}\n")
 
     def _one_more_failure(self) -> bool:
         if not self._faults.fail_times:

@@ -14,7 +14,7 @@ from tests.runtime.test_recovery import batches
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
 
-KILLS = int(os.environ.get("STRANDLINE_DRIVER_KILLS", "4"))
+KILLS = int(os.environ.get("STRANDLINE_DRIVER_KILLS", "3"))
 SEED = int(os.environ.get("STRANDLINE_SEED", str(random.SystemRandom().randrange(1 << 31))))
 
 

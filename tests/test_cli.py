@@ -20,9 +20,7 @@ import pytest
 import strandline
 from strandline import cli
 from strandline.checkpoint.metadata import (
-    CheckpointMetadata,
     FileHandle,
-    SourcePosition,
     StateFile,
     SubtaskState,
     encode,
@@ -30,6 +28,7 @@ from strandline.checkpoint.metadata import (
 from strandline.runtime.joblog import JobLogStore
 from strandline.storage import JobPaths
 from strandline.storage.local import LocalStorage
+from tests.factories import checkpoint_metadata
 
 
 @dataclass(frozen=True)
@@ -228,22 +227,8 @@ def by_hand(tmp_path: Path) -> Path:
             StateFile(path, path, True, FileHandle(path, len(FILES[path]), f"crc32:{zlib.crc32(FILES[path]):08x}"))
             for path in paths
         )
-        metadata = CheckpointMetadata(
-            job="visits",
-            checkpoint_id=number,
-            generation=1,
-            batch_id=number,
-            kind="checkpoint",
-            parallelism=1,
-            max_parallelism=128,
-            operators=("count",),
-            subtasks=(SubtaskState("count", 0, 0, 128, "rocksdb", True, files),),
-            source=SourcePosition(number, {}),
-            sink_files=(),
-            trigger_time=0.0,
-            completed_time=0.0,
-            properties={},
-        )
+        subtask = SubtaskState("count", 0, 0, 128, "rocksdb", True, files)
+        metadata = checkpoint_metadata(number, operators=("count",), subtasks=(subtask,))
         storage.write(PATHS.metadata(number), encode(metadata))
         store.complete(number, PATHS.metadata(number), number, tuple(range(1, number + 1)), ())
     return root

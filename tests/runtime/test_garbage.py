@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from strandline.checkpoint.metadata import (
     CheckpointMetadata,
     FileHandle,
-    SourcePosition,
     StateFile,
     SubtaskState,
     encode,
@@ -27,6 +26,7 @@ from strandline.runtime.garbage import Garbage, delete_garbage, find_garbage, so
 from strandline.runtime.joblog import KEPT_ENTRIES, JobLogStore
 from strandline.storage import JobPaths, StoredFile
 from strandline.storage.local import LocalStorage
+from tests.factories import checkpoint_metadata
 
 PATHS = JobPaths("visits")
 HOUR = 3600.0
@@ -38,22 +38,8 @@ def checkpoint(number: int, *paths: str, job: str = "visits") -> CheckpointMetad
         StateFile(path, path, True, FileHandle(path, len(path), f"crc32:{zlib.crc32(path.encode()):08x}"))
         for path in paths
     )
-    return CheckpointMetadata(
-        job=job,
-        checkpoint_id=number,
-        generation=1,
-        batch_id=number,
-        kind="checkpoint",
-        parallelism=1,
-        max_parallelism=128,
-        operators=("count",),
-        subtasks=(SubtaskState("count", 0, 0, 128, "rocksdb", True, files),),
-        source=SourcePosition(number, {}),
-        sink_files=(),
-        trigger_time=0.0,
-        completed_time=0.0,
-        properties={},
-    )
+    subtask = SubtaskState("count", 0, 0, 128, "rocksdb", True, files)
+    return checkpoint_metadata(number, job=job, operators=("count",), subtasks=(subtask,))
 
 
 # --- the decision ----------------------------------------------------------------------------------

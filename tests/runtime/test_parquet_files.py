@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile, SourcePosition
+from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile
 from strandline.errors import DirectoryNotOursError, NotFoundError
 from strandline.runtime.parquet_files import STAGING, check_sink, publish, recover_sink
 from strandline.storage.local import LocalStorage
+from tests.factories import checkpoint_metadata
 
 JOB = "visits"
 SINK = "out"
@@ -22,22 +23,7 @@ def sink_file(batch: int, number: int = 0, job: str = JOB) -> SinkFile:
 
 def checkpoint(batch: int, files: list[SinkFile]) -> CheckpointMetadata:
     """A completed checkpoint that covers everything up to `batch`, of which `files` may not be published yet."""
-    return CheckpointMetadata(
-        job=JOB,
-        checkpoint_id=1,
-        generation=1,
-        batch_id=batch,
-        kind="checkpoint",
-        parallelism=1,
-        max_parallelism=128,
-        operators=(),
-        subtasks=(),
-        source=SourcePosition(batch, {}),
-        sink_files=tuple(files),
-        trigger_time=0.0,
-        completed_time=0.0,
-        properties={},
-    )
+    return checkpoint_metadata(1, batch_id=batch, sink_files=tuple(files))
 
 
 @pytest.fixture

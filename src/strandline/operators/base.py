@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from strandline.state.changes import ChangeSet
     from strandline.state.descriptors import StateDescriptor
 
@@ -35,6 +38,24 @@ class BatchInfo:
     batch_id: int
     processing_time_ms: int
     watermark_ms: int | None = None
+    """Event-time timers and windows up to here are due in this batch, after its rows; None without event time.
+
+    It follows from the rows of earlier batches alone, so it is the same for every subtask and every retry.
+    """
+    late_watermark_ms: int | None = None
+    """The watermark of the batch before: what it covers was dealt with there, so a row that belongs there is late."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideRows:
+    """Rows for one of an operator's side outputs, in the schema that `side_outputs` names."""
+
+    name: str
+    rows: pa.RecordBatch
+
+
+Output: TypeAlias = pa.RecordBatch | SideRows
+TimeMode = Literal["none", "processing", "event"]
 
 
 class Operator(ABC):
@@ -49,6 +70,14 @@ class Operator(ABC):
     output_schema: pa.Schema
     sorted_input: bool
     """Whether the rows of a key must be contiguous (per-key user code), or in any order (vectorised operators)."""
+    time_mode: TimeMode = "none"
+    """Which clock the operator needs: the job then has batches without rows when `next_timer_ms` is due."""
+    side_outputs: Mapping[str, StructType] = MappingProxyType({})
+    """The schemas of rows that do not belong to the main output, by name."""
+    next_timer_ms: int | None = None
+    """After `run`: the earliest time, on the operator's clock, at which it has something to do without rows."""
+    late_rows: int = 0
+    """How many rows the last `run` found late."""
 
     @abstractmethod
     def open(self, info: SubtaskInfo) -> None:
@@ -59,8 +88,8 @@ class Operator(ABC):
         """The states that the operator declared; known after `open`."""
 
     @abstractmethod
-    def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
-        """Work through one batch: read and write state through `changes`, yield output in `output_schema`.
+    def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
+        """Work through one batch: read and write state through `changes`, yield `output_schema` rows or `SideRows`.
 
         `rows` carry the step's input columns and `KEY_GROUP_COLUMN` (int32). Errors of user code are raised as
         `UserCodeError`, rows that do not fit as `SchemaError`.

@@ -71,6 +71,10 @@ class MetadataError(CheckpointError):
     """A `_metadata` file is damaged, truncated, or of a version this release cannot read."""
 
 
+class NewerFormatError(MetadataError):
+    """A `_metadata` file of a later release; nothing is wrong with it."""
+
+
 class DamagedFileError(CheckpointError):
     """A file of a checkpoint is missing, or its size or checksum is wrong."""
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from strandline.checkpoint.metadata import CheckpointMetadata, all_files, full_bytes, state_bytes
 from strandline.errors import CheckpointNotFoundError, JobDefinitionError, MetadataError
 from strandline.runtime.joblog import JobLogStore
 from strandline.runtime.takeover import read_metadata
-from strandline.storage import JobPaths, Storage, is_local, open_storage
+from strandline.storage import JobPaths, Storage, open_storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +21,8 @@ class CheckpointFacts:
     id: int
     path: str
     latest: bool
+    owner: str = "job"
+    """Who may delete it: the job, or the user, once it was restored with `no_claim`."""
     kind: str | None = None
     batch: int | None = None
     generation: int | None = None
@@ -71,23 +72,14 @@ class JobFolder:
         The job's log is not asked: this may be a copy of one checkpoint. Raises `CheckpointNotFoundError` for what is
         named like a checkpoint, but has no `_metadata`.
         """
-        place = (
-            str(Path(location).expanduser().absolute()) if is_local(location) and "://" not in location else location
-        )
-        place = place.rstrip("/").removesuffix("/_metadata")
-        parent, _, name = place.rpartition("/")
-        root, _, job = parent.rpartition("/")
-        try:
-            paths = JobPaths(job)
-        except JobDefinitionError:
+        parts = JobPaths.split_checkpoint(location)
+        if parts is None:
             return None
-        number = paths.parse_metadata(f"{paths.root}/{name}/_metadata")
-        if number is None or root.endswith(":/"):
-            return None
-        folder = cls(open_storage(root or "/", options), job)
+        root, paths, number = parts
+        folder = cls(open_storage(root, options), paths.job)
         if folder.storage.exists(paths.metadata(number)):
             return folder, number
-        if cls._at(parent, name, options) is not None:
+        if cls._at(f"{root}/{paths.job}", f"chk-{number}", options) is not None:
             return None  # a job with the name of a checkpoint
         raise CheckpointNotFoundError(
             f"{folder.storage.url}/{paths.metadata(number)} is missing, so this is no completed checkpoint. See which "
@@ -131,23 +123,27 @@ class JobFolder:
         store = JobLogStore(self.storage, self.paths)
         while True:
             log = store.load()
-            latest = log.latest.checkpoint_id if log.latest else None
-            facts = [self._facts(number, number == latest) for number in log.retained]
+            latest = log.latest.checkpoint_id if log.latest and log.latest.ours else None
+            owners = dict.fromkeys(log.retained, "job") | {
+                number: "user" for number in log.released if self.storage.exists(self.paths.metadata(number))
+            }
+            facts = [self._facts(number, number == latest, owner) for number, owner in sorted(owners.items())]
             # A running job may have dropped one of them meanwhile: then the log has gone on, too.
             if not any(fact.problem for fact in facts) or store.load().position == log.position:
                 return facts
 
-    def _facts(self, number: int, latest: bool) -> CheckpointFacts:
+    def _facts(self, number: int, latest: bool, owner: str) -> CheckpointFacts:
         path = f"{self.storage.url}/{self.paths.checkpoint_dir(number)}"
         try:
             metadata = read_metadata(self.storage, self.paths.metadata(number))
         except (MetadataError, CheckpointNotFoundError) as error:
-            return CheckpointFacts(self.job, number, path, latest, problem=str(error))
+            return CheckpointFacts(self.job, number, path, latest, owner, problem=str(error))
         return CheckpointFacts(
             job=self.job,
             id=number,
             path=path,
             latest=latest,
+            owner=owner,
             kind=metadata.kind,
             batch=metadata.batch_id,
             generation=metadata.generation,
@@ -162,10 +158,10 @@ class JobFolder:
         Raises `CheckpointNotFoundError` if the job has no such checkpoint, `MetadataError` if it cannot be read.
         """
         log = JobLogStore(self.storage, self.paths).load()
-        if number is None and log.latest is not None:
+        if number is None and log.latest is not None and log.latest.ours:
             number = log.latest.checkpoint_id
-        if number is None or number not in log.retained:
-            known = ", ".join(map(str, log.retained)) or "none"
+        if number is None or number not in {*log.retained, *log.released}:
+            known = ", ".join(map(str, sorted({*log.retained, *log.released}))) or "none"
             wanted = "completed checkpoint" if number is None else f"checkpoint {number}"
             raise CheckpointNotFoundError(
                 f"job {self.job!r} in {self.storage.url} has no {wanted}; the retained ones are: {known}"
@@ -189,6 +185,7 @@ class JobFolder:
             "files": sum(1 for _ in all_files(metadata)),
             "full_bytes": full_bytes(metadata),
             "source_batch": metadata.source.batch,
+            "properties": dict(metadata.properties),
             "sink_files": len(metadata.sink_files),
             "sink_rows": sum(file.rows for file in metadata.sink_files),
             "subtasks": [

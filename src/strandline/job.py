@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.config import Config
@@ -24,6 +24,7 @@ from strandline.runtime.plan import (
     source_problems,
 )
 from strandline.runtime.run import Run
+from strandline.runtime.takeover import ClaimMode, Restore
 from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
 from strandline.storage import JobPaths, is_local, open_storage
 
@@ -61,15 +62,41 @@ class Job:
             raise JobDefinitionError(f"job {self.name!r}: this DataFrame cannot be a source: {'; '.join(problems)}.")
         return Stream(self, SourceNode(frame))
 
-    def start(self, *, available_now: bool = False) -> JobRun:
+    def start(
+        self,
+        *,
+        available_now: bool = False,
+        restore: str | os.PathLike[str] | None = None,
+        parallelism: int | None = None,
+        claim_mode: ClaimMode = "no_claim",
+    ) -> JobRun:
         """Run the job, from its newest completed checkpoint if there is one.
 
         Returns once the run has begun. With `available_now` it ends by itself when the rows that are there now are
         processed and covered by a checkpoint. If the job runs elsewhere already, this run takes it over.
+
+        `restore` is the directory of a checkpoint to go on from instead, or the `_metadata` file in it. With
+        `claim_mode="no_claim"` it stays yours: the first checkpoint of the run uploads all state anew, and from then
+        on you may delete the original. With `"claim"`, for checkpoints in the job's own folder, it belongs to the job
+        again: later checkpoints build on it, and the job deletes it when it is not retained any more. Rows that a
+        `ParquetSink` of the job published after that checkpoint are withdrawn, and computed again.
         """
         if not self._graph.sinks:
             raise JobDefinitionError(f"job {self.name!r} has no sink; end a stream with .sink(...)")
-        return JobRun(Run(self.name, self.spark, self.config, self._graph, available_now=available_now))
+        if claim_mode not in get_args(ClaimMode):
+            known = " or ".join(map(repr, get_args(ClaimMode)))
+            raise ConfigError(f"claim_mode={claim_mode!r}: use {known}")
+        config = self.config if parallelism is None else self.config.replace(parallelism=parallelism)
+        return JobRun(
+            Run(
+                self.name,
+                self.spark,
+                config,
+                self._graph,
+                available_now=available_now,
+                restore=Restore(os.fspath(restore), claim_mode) if restore is not None else None,
+            )
+        )
 
     def _uid(self, given: str | None, kind: str) -> str:
         used = {operator.uid for operator in self._graph.operators}

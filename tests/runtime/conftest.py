@@ -52,6 +52,9 @@ class Sum(sl.KeyedProcessor):
 class Place:
     """The folders of one job in one test, and what lies in them."""
 
+    processor = Sum
+    OUTPUT = "user string, n long, s long"
+
     def __init__(self, root: Path, spark: SparkSession) -> None:
         self.root = root
         self.spark = spark
@@ -79,11 +82,7 @@ class Place:
     def sums(self, processor: sl.KeyedProcessor | None = None, **options: Any) -> sl.Job:
         """The job that most tests run: counts and sums per user."""
         job = self.job(**options)
-        stream = (
-            job.source(self.source())
-            .key_by("user")
-            .process(processor or Sum(), "user string, n long, s long", uid="sums")
-        )
+        stream = job.source(self.source()).key_by("user").process(processor or Sum(), self.OUTPUT, uid="sums")
         stream.sink(sl.ParquetSink(str(self.output)))
         return job
 

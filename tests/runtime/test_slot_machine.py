@@ -550,7 +550,7 @@ class SlotMachine(RuleBasedStateMachine):
         spec = self.spec()
         if not hasattr(self, "uploader"):
             self.uploader = SnapshotUploader(self.storage, JOB, threads=2)
-        self.uploader.start_from(spec.restore)
+        self.uploader.start_from(spec.restore, spec.restore_owned)
         self.unreleased: list[int] = []
         self.slot = Slot(spec)
 

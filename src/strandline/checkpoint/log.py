@@ -19,6 +19,10 @@ class CheckpointRef(msgspec.Struct, frozen=True):
     checkpoint_id: int
     metadata_path: str
     batch_id: int
+    origin: str | None = None
+    """The root that the paths are relative to, if it is not the job's own checkpoint directory."""
+    ours: bool = True
+    """False if it was restored with `no_claim`: it is read, but never built upon, and never deleted."""
 
 
 class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_field="type"):
@@ -39,6 +43,8 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_fi
     """The ids of all retained checkpoints, newest last."""
     dropped: tuple[int, ...] = ()
     """Dropped by the last completion; their files may not all be deleted yet."""
+    released: tuple[int, ...] = ()
+    """In the job's folder, but the user's: restored with `no_claim`. Only the user deletes them."""
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True, tag="completed", tag_field="type"):
@@ -55,6 +61,8 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True, tag="completed", tag_
     """The ids of all checkpoints that are retained from now on, newest last: this one is among them."""
     dropped: tuple[int, ...]
     """The ids that are not retained any more, oldest first."""
+    released: tuple[int, ...] = ()
+    """As in `Takeover`."""
 
 
 Entry: TypeAlias = Takeover | Completed
@@ -113,6 +121,17 @@ def fenced_error(job: str, generation: int, found: Entry) -> FencedError:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """What a generation goes on from, and what becomes of the job's other checkpoints."""
+
+    latest: CheckpointRef | None
+    retained: tuple[int, ...]
+    released: tuple[int, ...]
+    generation_above: int = 0
+    """The new generation is above this one too: no batch id of the checkpoint's own history is used again."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobLog:
     """What the entries up to `position` say. Each step gives a new value: apply an entry once it is known to be won."""
 
@@ -127,6 +146,8 @@ class JobLog:
     """The ids of all retained checkpoints, newest last."""
     dropped: tuple[int, ...] = ()
     """Dropped by the newest completion. After a crash some of their files may still be there: drop them again."""
+    released: tuple[int, ...] = ()
+    """Checkpoints in the job's folder that belong to the user."""
 
     @classmethod
     def replay(cls, entries: Iterable[Entry]) -> JobLog:
@@ -157,7 +178,7 @@ class JobLog:
                 f"{self.next_sequence} is missing. {_RESTORE_LOG}"
             )
         if isinstance(entry, Takeover):
-            if entry.generation != self.generation + 1:
+            if entry.generation <= self.generation:
                 raise self._contradiction(entry, f"it begins generation {entry.generation} after {self.generation}")
             return self._start(entry)
         if entry.generation != self.generation:
@@ -170,18 +191,57 @@ class JobLog:
             )
         return replace(self._start(entry), owner=self.owner)
 
-    def takeover_entry(self, owner: str, now: float, nonce: str) -> Takeover:
-        """The entry with which `owner` begins the next generation."""
+    def resume(self) -> Start:
+        """Go on from the newest completed checkpoint, or from the one that was restored last."""
+        return Start(self.latest, self.retained, self.released)
+
+    def go_back(self, ref: CheckpointRef) -> Start:
+        """Go on from an older retained checkpoint of the job.
+
+        Sink rows of the newer ones are withdrawn, so nobody may go on from them any more. They are not retained, and
+        not deleted either: their files are orphans.
+        """
+        return Start(ref, tuple(n for n in self.retained if n <= ref.checkpoint_id), self.released)
+
+    def restore_own(self, ref: CheckpointRef, *, claim: bool) -> Start:
+        """Go on from a checkpoint in the job's own folder that the user named, newer ones being orphans then.
+
+        With `claim` it counts as retained; otherwise it is released to the user with all the older ones.
+        Raises `CheckpointError` if the job has dropped it, or has gone back behind it.
+        """
+        number = ref.checkpoint_id
+        known = {*self.retained, *self.released}
+        if number not in known:
+            raise CheckpointError(
+                f"checkpoint {number} cannot be restored: the job has dropped it since, or went back to an older one "
+                f"and withdrew its rows. Those that can be: {', '.join(map(str, sorted(known))) or 'none'}."
+            )
+        older = {n for n in known if n <= number}
+        released = {n for n in self.released if n != number or not claim}
+        if not claim:
+            return Start(msgspec.structs.replace(ref, ours=False), (), tuple(sorted(released | older)))
+        return Start(ref, tuple(sorted({*self.retained, number} & older)), tuple(sorted(released)))
+
+    def restore_other(self, ref: CheckpointRef, generation_above: int) -> Start:
+        """Go on from a checkpoint of another folder; it stays the user's. The job's own ones are released, too."""
+        released = tuple(sorted({*self.released, *self.retained}))
+        return Start(msgspec.structs.replace(ref, ours=False), (), released, generation_above)
+
+    def takeover_entry(self, owner: str, now: float, nonce: str, start: Start | None = None) -> Takeover:
+        """The entry with which `owner` begins the next generation, from `start` or from where the job stands."""
+        start = start or self.resume()
+        restored = start.latest.checkpoint_id if start.latest is not None else 0
         return Takeover(
             sequence=self.next_sequence,
-            generation=self.generation + 1,
+            generation=max(self.generation, start.generation_above) + 1,
             owner=owner,
             time=now,
             nonce=nonce,
-            last_checkpoint_id=self.last_checkpoint_id,
-            latest=self.latest,
-            retained=self.retained,
-            dropped=self.dropped,
+            last_checkpoint_id=max(self.last_checkpoint_id, restored),
+            latest=start.latest,
+            retained=start.retained,
+            dropped=tuple(n for n in self.dropped if n not in start.retained),
+            released=start.released,
         )
 
     def completion_entry(
@@ -210,6 +270,7 @@ class JobLog:
             nonce=nonce,
             retained=retained,
             dropped=dropped,
+            released=self.released,
         )
         self.apply(entry)
         return entry
@@ -224,6 +285,7 @@ class JobLog:
                 latest=entry.latest,
                 retained=entry.retained,
                 dropped=entry.dropped,
+                released=entry.released,
             )
         if entry.checkpoint_id not in entry.retained or set(entry.retained) & set(entry.dropped):
             raise self._contradiction(
@@ -237,6 +299,7 @@ class JobLog:
             latest=CheckpointRef(entry.checkpoint_id, entry.metadata_path, entry.batch_id),
             retained=entry.retained,
             dropped=entry.dropped,
+            released=entry.released,
         )
 
     def _contradiction(self, entry: Entry, what: str) -> CheckpointError:

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from strandline.checkpoint.registry import SharedKey
-from strandline.errors import MetadataError
+from strandline.errors import MetadataError, NewerFormatError
 
 FORMAT_VERSION = 1
 """The format this release writes; it reads this one and every earlier one."""
@@ -126,7 +126,7 @@ def decode(data: bytes, where: str) -> CheckpointMetadata:
     if magic != _MAGIC:
         raise _not_metadata(where)
     if version > FORMAT_VERSION:
-        raise MetadataError(
+        raise NewerFormatError(
             f"{where} has metadata format version {version}, too new for this release, which reads up to version "
             f"{FORMAT_VERSION}. Use the release of strandline that wrote it, or a later one."
         )

@@ -12,14 +12,20 @@ from strandline.errors import IncompatibleCheckpointError
 
 
 def check_compatible(
-    metadata: CheckpointMetadata, job: str, operators: Sequence[str], parallelism: int, max_parallelism: int
+    metadata: CheckpointMetadata,
+    job: str,
+    operators: Sequence[str],
+    parallelism: int,
+    max_parallelism: int,
+    any_job: bool = False,
 ) -> None:
     """Raise `IncompatibleCheckpointError` unless the job can go on from the checkpoint; the message says what differs.
 
-    Changes to an operator's states are found later, by the slot that opens them.
+    `any_job` allows a checkpoint of a job with another name. Changes to an operator's states are found later, by the
+    slot that opens them.
     """
     what = f"{metadata.kind.capitalize()} {metadata.checkpoint_id}"
-    if metadata.job != job:
+    if metadata.job != job and not any_job:
         raise IncompatibleCheckpointError(
             f"{what} belongs to job {metadata.job!r}, not to job {job!r}. Start the job under the name {metadata.job!r}"
             ", or choose a checkpoint of this job."

@@ -60,6 +60,7 @@ class Checkpoints:
         self._storage = claim.storage
         self._paths = claim.paths
         self._sinks = claim.sinks
+        self._properties = claim.properties
         self._restored = restored = claim.restored
         self._shape = shape
         self._position = position
@@ -256,7 +257,12 @@ class Checkpoints:
                     return  # given up since it was ready, because a slot was lost
                 position, sink_files = self._inputs[checkpoint_id]
                 plan = self._coordinator.prepare_completion(
-                    checkpoint_id, time.time(), shape=self._shape, source=position, sink_files=sink_files
+                    checkpoint_id,
+                    time.time(),
+                    shape=self._shape,
+                    source=position,
+                    sink_files=sink_files,
+                    properties=self._properties,
                 )
             self._write_metadata(path, encode(plan.metadata))
         except FencedError:

@@ -14,7 +14,7 @@ from strandline.checkpoint.metadata import SubtaskState
 from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.launcher import ensure_task_manager
 from strandline.runtime.local_files import socket_folder
-from strandline.runtime.messages import BackendSettings, OperatorSpec, RunInfo, SlotSpec
+from strandline.runtime.messages import BackendSettings, OperatorSpec, RunInfo, SlotSpec, StorageSettings
 from strandline.runtime.wire import Address, Client, Server, decode_error
 
 if TYPE_CHECKING:
@@ -43,6 +43,21 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Base:
+    """The checkpoint that a slot without local files starts from."""
+
+    batch: int = -1
+    states: tuple[SubtaskState, ...] = ()
+    storage: StorageSettings | None = None
+    """Where its files are, if not in the run's own storage."""
+    owned: bool = True
+    """Whether it is the job's own, so that the next checkpoint may refer to its files."""
+
+
+_NO_BASE = Base()
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """What the slots of a generation run, and what they start from."""
 
@@ -51,8 +66,7 @@ class Deployment:
     max_parallelism: int
     backend: BackendSettings
     operators: tuple[OperatorSpec, ...]
-    restore: tuple[SubtaskState, ...] = ()
-    restore_batch: int = -1
+    base: Base = _NO_BASE
 
 
 @dataclass(slots=True)
@@ -84,8 +98,7 @@ class Cluster:
         self._homes: dict[int, str] = {}
         """The task manager that each slot was last given to; a slot returns there as long as it lives."""
         self._deployment: Deployment | None = None
-        self._base: tuple[int, dict[int, list[SubtaskState]]] = (-1, {})
-        """The newest completed checkpoint: its batch, and its states by slot."""
+        self._base = _NO_BASE
         self._closed = False
         self._lock = threading.RLock()
         self._pool = ThreadPoolExecutor(32, thread_name_prefix="cluster")
@@ -130,15 +143,12 @@ class Cluster:
         with self._lock:
             self._deployment = deployment
             self._places = {}
-            self.confirm_base(deployment.restore_batch, deployment.restore)
-            self._start(range(deployment.parallelism), deployment.restore_batch)
+            self._base = deployment.base
+            self._start(range(deployment.parallelism), deployment.base.batch)
 
-    def confirm_base(self, batch: int, states: Iterable[SubtaskState]) -> None:
-        """The newest completed checkpoint: what a slot without local files starts from, and need not upload again."""
-        by_slot: dict[int, list[SubtaskState]] = {}
-        for state in states:
-            by_slot.setdefault(state.subtask, []).append(state)
-        self._base = (batch, by_slot)
+    def confirm_base(self, batch: int, states: tuple[SubtaskState, ...]) -> None:
+        """A checkpoint of the job is complete: slots without local files start from it from now on."""
+        self._base = Base(batch, states)
 
     def lost(self) -> list[int]:
         """Slots that do not run any more, found by asking every task manager."""
@@ -190,7 +200,10 @@ class Cluster:
     def _start(self, indices: Sequence[int], decided_batch: int) -> None:
         deployment = self._deployment
         assert deployment is not None
-        base_batch, base = self._base
+        base = self._base
+        states: dict[int, list[SubtaskState]] = {}
+        for state in base.states:
+            states.setdefault(state.subtask, []).append(state)
         for index in indices:
             self._places.pop(index, None)
         homes = self._allocate(indices)
@@ -219,9 +232,11 @@ class Cluster:
                 max_parallelism=deployment.max_parallelism,
                 backend=backend,
                 operators=list(deployment.operators),
-                restore=base.get(index, []),
-                restore_batch=base_batch,
+                restore=states.get(index, []),
+                restore_batch=base.batch,
                 decided_batch=decided_batch,
+                restore_storage=base.storage,
+                restore_owned=base.owned,
             )
             work.setdefault(homes[index], []).append(spec)
 

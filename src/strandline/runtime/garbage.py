@@ -150,7 +150,8 @@ def find_garbage(
         known = store.load()
         _check_ours(storage, paths, known)
         try:
-            retained = [_read_retained(storage, paths, number) for number in known.retained]
+            released = [number for number in known.released if storage.exists(paths.metadata(number))]
+            retained = [_read_retained(storage, paths, number) for number in (*known.retained, *released)]
             since, owner = _began(storage, paths, known)
             break
         except (CheckpointError, NotFoundError) as error:
@@ -199,10 +200,11 @@ def delete_garbage(storage: Storage, garbage: Garbage, progress: Callable[[int],
 
 def _check_ours(storage: Storage, paths: JobPaths, known: JobLog) -> None:
     """A folder under another name than its job's: every path in its metadata leads elsewhere, so all looks orphaned."""
-    if known.latest is not None and known.latest.metadata_path != paths.metadata(known.latest.checkpoint_id):
+    latest = known.latest
+    if latest is not None and latest.ours and latest.metadata_path != paths.metadata(latest.checkpoint_id):
         raise IncompatibleCheckpointError(
             f"{storage.url}/{paths.root} belongs to another job, not to job {paths.job!r}: its log names "
-            f"{known.latest.metadata_path!r} as the newest checkpoint. Nothing was deleted. Give the folder the name "
+            f"{latest.metadata_path!r} as the newest checkpoint. Nothing was deleted. Give the folder the name "
             "it had."
         )
 

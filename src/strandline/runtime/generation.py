@@ -11,24 +11,24 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
+from strandline.checkpoint.metadata import CheckpointMetadata
 from strandline.checkpoint.restore import plan_restore
 from strandline.checkpoint.stats import CheckpointHistory, RestoredCheckpoint
 from strandline.config import Config
-from strandline.errors import (
-    StrandlineError,
-)
+from strandline.errors import DamagedFileError, StrandlineError
 from strandline.operators.base import Operator
 from strandline.runtime.batches import BatchFunction, error_in_task
 from strandline.runtime.checkpointing import Checkpoints
-from strandline.runtime.cluster import Cluster, Deployment
+from strandline.runtime.cluster import Base, Cluster, Deployment
 from strandline.runtime.messages import BackendSettings, OperatorSpec
 from strandline.runtime.plan import Graph, Wiring
 from strandline.runtime.spark_position import capture, seed
-from strandline.runtime.takeover import Claim, take_over
+from strandline.runtime.takeover import Claim, Restore, Wanted, take_over
 from strandline.sinks import ParquetSink
 from strandline.storage import open_storage
 
@@ -82,10 +82,12 @@ class Generation:
         available_now: bool,
         after: int | None,
         claimed: Callable[[int], None],
+        restore: Restore | None = None,
     ) -> Generation:
-        """Take the job over, restore its newest completed checkpoint, and start the query.
+        """Take the job over, restore `restore` or else its newest completed checkpoint, and start the query.
 
         `after` is the run's last generation, if this is a restart; `claimed` learns the new one as soon as it is won.
+        If slots find the newest checkpoint damaged, the job is taken over once more, from the one before.
 
         Nothing is taken over, and nobody is fenced, when the checkpoint or a sink's folder does not fit the job.
         """
@@ -98,13 +100,30 @@ class Generation:
             if isinstance(sink, ParquetSink)
         }
         storage = open_storage(cluster.run.storage.url, cluster.run.storage.options)
-        claim = take_over(job, storage, sinks, graph.operators, parallelism, config.max_parallelism, after)
-        claimed(claim.generation)
-        generation, restored = claim.generation, claim.restored
-        start = f"checkpoint {restored.checkpoint_id}" if restored else "the start"
-        log.info("job %s: generation %d from %s", job, generation, start)
-        coordinator = _coordinator(config, claim, subtasks, history)
-        cluster.deploy(_deployment(config, graph, claim, parallelism))
+        wanted = Wanted(
+            job,
+            graph.operators,
+            parallelism,
+            config.max_parallelism,
+            sinks,
+            can_withdraw=all(isinstance(sink, ParquetSink) for _node, sink in graph.sinks),
+            restore=restore,
+        )
+        while True:
+            claim = take_over(storage, cluster.run.storage, wanted, after)
+            claimed(claim.generation)
+            generation, restored = claim.generation, claim.restored
+            start = f"checkpoint {restored.checkpoint_id}" if restored else "the start"
+            log.info("job %s: generation %d from %s", job, generation, start)
+            coordinator = _coordinator(config, claim, subtasks, history)
+            try:
+                cluster.deploy(_deployment(config, graph, claim, parallelism))
+                break
+            except DamagedFileError as error:
+                if restored is None or not claim.owned or wanted.restore is not None:
+                    raise
+                damaged = {**wanted.damaged, restored.checkpoint_id: str(error)}
+                wanted, after = replace(wanted, damaged=damaged), claim.generation
         if restored is not None and claim.restored_path is not None:
             history.record_restored(
                 RestoredCheckpoint(restored.checkpoint_id, claim.restored_path, restored.kind, time.time())
@@ -266,10 +285,16 @@ def _coordinator(
         covered_batch=claim.restored.batch_id if claim.restored else None,
         history=history,
     )
-    dropped = claim.dropped()
-    leftovers = coordinator.recover(claim.retained(), dropped)
+    dropped: list[int] = []
+
+    def noted() -> Iterator[CheckpointMetadata]:
+        for metadata in claim.dropped():
+            dropped.append(metadata.checkpoint_id)
+            yield metadata
+
+    leftovers = coordinator.recover(claim.retained(), noted())
     claim.storage.delete([handle.path for handle in leftovers])
-    claim.storage.delete([claim.paths.metadata(metadata.checkpoint_id) for metadata in dropped])
+    claim.storage.delete([claim.paths.metadata(number) for number in dropped])
     return coordinator
 
 
@@ -286,8 +311,12 @@ def _deployment(config: Config, graph: Graph, claim: Claim, parallelism: int) ->
             config.snapshot_compression,
         ),
         operators=tuple(OperatorSpec(operator.uid, pickle_operator(operator)) for operator in graph.operators),
-        restore=tuple(plan_restore(claim.restored).values()) if claim.restored else (),
-        restore_batch=claim.restored_batch,
+        base=Base(
+            claim.restored_batch,
+            tuple(plan_restore(claim.restored).values()) if claim.restored else (),
+            claim.origin,
+            claim.owned,
+        ),
     )
 
 

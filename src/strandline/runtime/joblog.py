@@ -12,6 +12,7 @@ from strandline.checkpoint.log import (
     Completed,
     Entry,
     JobLog,
+    Start,
     Takeover,
     Verdict,
     decode_entry,
@@ -64,20 +65,26 @@ class JobLogStore:
             self.log = JobLog.replay([self._read(newest)])
         return self.log
 
-    def take_over(self, after: int | None = None) -> JobLog:
-        """Begin a new generation; every earlier one is fenced from here on.
+    def take_over(self) -> JobLog:
+        """Begin a new generation from where the job stands; every earlier one is fenced from here on."""
+        while not self.try_take_over(self.log.resume()):
+            self.load()
+        return self.log
+
+    def try_take_over(self, start: Start, after: int | None = None) -> bool:
+        """Begin a generation from `start`, if the log still ends where it was loaded; False if it has gone on.
 
         `after` is the generation that this driver ran last: it restarts only its own. If another driver has taken the
         job over meanwhile, that is a `FencedError`, not a reason to take it back.
         """
+        if after is not None and self.log.generation != after:
+            raise fenced_error(self._paths.job, after, self._read(self.log.position))
         owner = f"{socket.gethostname()}/{os.getpid()}"
-        while True:
-            if after is not None and self.log.generation != after:
-                raise fenced_error(self._paths.job, after, self._read(self.log.position))
-            entry = self.log.takeover_entry(owner, time.time(), uuid.uuid4().hex)
-            if self._create(entry) is Verdict.OURS and self._later(entry.sequence) is None:
-                return self._apply(entry)
-            self.load()
+        entry = self.log.takeover_entry(owner, time.time(), uuid.uuid4().hex, start)
+        if self._create(entry) is not Verdict.OURS or self._later(entry.sequence) is not None:
+            return False
+        self._apply(entry)
+        return True
 
     def complete(
         self, checkpoint_id: int, metadata_path: str, batch_id: int, retained: tuple[int, ...], dropped: tuple[int, ...]
@@ -101,6 +108,7 @@ class JobLogStore:
             latest=None,
             retained=(),
             dropped=known.retained,
+            released=known.released,
         )
         return self._win(entry)
 

@@ -70,6 +70,10 @@ class SlotSpec(msgspec.Struct, frozen=True):
     """The batch that `restore` covers; -1 for a fresh start."""
     decided_batch: int
     """The last batch that was committed; the slot is ready once it has applied it."""
+    restore_storage: StorageSettings | None = None
+    """Where the files of `restore` are, if not in the run's own storage."""
+    restore_owned: bool = True
+    """Whether the files of `restore` are the job's own, so that a checkpoint may refer to them."""
 
 
 class ExchangeHeader(msgspec.Struct, frozen=True):

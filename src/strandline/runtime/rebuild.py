@@ -96,7 +96,8 @@ def _open_base(
 def _download(spec: SlotSpec, state: SubtaskState, target: Path) -> list[RestoredFile]:
     """The files of a checkpoint, on local disk, each with the right size and checksum."""
     target.mkdir(parents=True, exist_ok=True)
-    storage = open_storage(spec.run.storage.url, spec.run.storage.options)
+    place = spec.restore_storage or spec.run.storage
+    storage = open_storage(place.url, place.options)
 
     def fetch(position: int) -> RestoredFile:
         file = state.files[position]

@@ -18,6 +18,7 @@ from strandline.config import Config
 from strandline.errors import (
     CheckpointError,
     ConfigError,
+    DamagedFileError,
     FencedError,
     JobFailedError,
     StrandlineError,
@@ -28,6 +29,7 @@ from strandline.runtime.generation import Generation
 from strandline.runtime.messages import RunInfo, StorageSettings
 from strandline.runtime.plan import Graph
 from strandline.runtime.restart import RestartStrategy
+from strandline.runtime.takeover import Restore
 from strandline.runtime.wire import default_host
 
 if TYPE_CHECKING:
@@ -43,7 +45,16 @@ FINAL_ERRORS = (*FATAL, FencedError, ConfigError, CheckpointError)
 class Run:
     """Starts generations, watches over them, and ends when told to or when a failure cannot be mended."""
 
-    def __init__(self, name: str, spark: SparkSession, config: Config, graph: Graph, *, available_now: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        spark: SparkSession,
+        config: Config,
+        graph: Graph,
+        *,
+        available_now: bool,
+        restore: Restore | None = None,
+    ) -> None:
         self.name = name
         self.status = "starting"
         self.error: StrandlineError | None = None
@@ -52,6 +63,7 @@ class Run:
         self._config = config
         self._graph = graph
         self._available_now = available_now
+        self._restore = restore
         self._history = CheckpointHistory()
         self._strategy = RestartStrategy.of(config)
         self._generation: Generation | None = None
@@ -115,6 +127,8 @@ class Run:
             self._available_now,
             self._number,
             self._claimed,
+            # Whatever comes after the first takeover goes on from what that one wrote into the log.
+            self._restore if self._number is None else None,
         )
         self._set_status("running")
 
@@ -155,9 +169,11 @@ class Run:
 
     def _restart(self, generation: Generation, failure: StrandlineError) -> bool:
         """Go back to the last completed checkpoint, as long as the restart strategy allows."""
+        # A file that a slot found damaged while the job ran: the next start looks for an older checkpoint.
+        final = isinstance(failure, FINAL_ERRORS) and not isinstance(failure, DamagedFileError)
         while True:
             self._close_generation(generation)
-            delay = None if isinstance(failure, FINAL_ERRORS) else self._strategy.after_failure(time.monotonic())
+            delay = None if final else self._strategy.after_failure(time.monotonic())
             if delay is None:
                 self._fail(failure)
                 return False
@@ -176,6 +192,7 @@ class Run:
                 failure = error
             except Exception as error:  # noqa: BLE001 - whatever Spark raises, the strategy decides
                 failure = StrandlineError(f"job {self.name}: {type(error).__name__}: {error}")
+            final = isinstance(failure, FINAL_ERRORS)
 
     def _close_generation(self, generation: Generation) -> None:
         if self._generation is generation:

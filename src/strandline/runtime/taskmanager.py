@@ -95,7 +95,8 @@ class TaskManager:
     def start_slots(self, body: dict[str, Any]) -> dict[int, Any]:
         """Start a slot for every spec, in parallel; answers with their addresses once they hold their state."""
         specs = [msgspec.convert(spec, SlotSpec) for spec in body["specs"]]
-        self._uploader.start_from(state for spec in specs for state in spec.restore)
+        for spec in specs:
+            self._uploader.start_from(spec.restore, spec.restore_owned)
         with self._changing:
             for spec in specs:
                 old = self._slots.pop(spec.index, None)

@@ -35,11 +35,14 @@ class SnapshotUploader:
         self._confirmed: dict[Subtask, dict[str, FileHandle]] = {}
         self._pending: dict[int, dict[Subtask, dict[str, FileHandle]]] = {}
 
-    def start_from(self, states: Iterable[SubtaskState]) -> None:
-        """What the newest completed checkpoint holds of these subtasks need not be uploaded again."""
+    def start_from(self, states: Iterable[SubtaskState], owned: bool) -> None:
+        """What the job's newest completed checkpoint holds of these subtasks need not be uploaded again.
+
+        A checkpoint that is not the job's own is nothing to build on: then all is uploaded once.
+        """
         for state in states:
             self._confirmed[(state.operator, state.subtask)] = {
-                file.identity: file.handle for file in state.files if file.shared and file.handle is not None
+                file.identity: file.handle for file in state.files if owned and file.shared and file.handle is not None
             }
 
     def upload(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -77,6 +78,27 @@ class JobPaths:
     def taskowned_dir(self) -> str:
         """The folder of files that the coordinator never deletes."""
         return f"{self.root}/taskowned"
+
+    @classmethod
+    def split_checkpoint(cls, location: str) -> tuple[str, JobPaths, int] | None:
+        """Take the path of a checkpoint's directory, or of its `_metadata`, apart: root, job and number.
+
+        None if it does not look like one. A local path comes back absolute.
+        """
+        place = location
+        if "://" not in location:
+            place = os.path.abspath(os.path.expanduser(location))
+        place = place.rstrip("/").removesuffix("/_metadata")
+        parent, _, name = place.rpartition("/")
+        root, _, job = parent.rpartition("/")
+        try:
+            paths = cls(job)
+        except JobDefinitionError:
+            return None
+        number = paths.parse_metadata(f"{paths.root}/{name}/_metadata")
+        if number is None or root.endswith(":/"):
+            return None
+        return root or "/", paths, number
 
     @staticmethod
     def _below(folder: str, path: str) -> str:

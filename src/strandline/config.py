@@ -206,6 +206,23 @@ class Config:
         keys=("execution.checkpointing.snapshot-compression",),
         doc="Compression of full snapshots and savepoints. Flink's `true` means snappy.",
     )
+    inline_threshold: Size = option(
+        "20kb",
+        kinds.size(at_least=0),
+        keys=("execution.checkpointing.data-inline-threshold", "state.storage.fs.memory-threshold"),
+        doc="State files up to this size that no later checkpoint can share are kept inside `_metadata`.",
+    )
+    small_file_threshold: Size = option(
+        "1mb",
+        kinds.size(at_least=0),
+        doc="State files below this size are put together into one uploaded file per task manager; 0 to do without.",
+    )
+    max_space_amplification: Option[float, float] = option(
+        2.0,
+        kinds.number(at_least=1.0),
+        keys=("execution.checkpointing.file-merging.max-space-amplification",),
+        doc="How much larger such files together may be than the parts of them that the newest checkpoint needs.",
+    )
     parallelism: Option[int | None, int | None] = option(
         None,
         kinds.optional(kinds.integer(1, 32768)),

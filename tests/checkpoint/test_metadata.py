@@ -30,10 +30,13 @@ from strandline.errors import MetadataError
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def sample() -> CheckpointMetadata:
-    """The checkpoint that `golden/v1_metadata` holds."""
+def sample(version: int = 2) -> CheckpointMetadata:
+    """The checkpoint that `golden/v1_metadata` and `golden/v2_metadata` hold."""
+    manifest = FileHandle("visits/chk-7/cd34", 120, "crc32:00000001")
+    if version >= 2:
+        manifest = FileHandle("visits/shared/cd34-group", 120, "crc32:00000001", 4000, 5000)
     return CheckpointMetadata(
-        format_version=1,
+        format_version=version,
         job="visits",
         checkpoint_id=7,
         generation=3,
@@ -54,7 +57,7 @@ def sample() -> CheckpointMetadata:
                     StateFile(
                         "000015.sst", "3f2a/000015", True, FileHandle("visits/shared/ab12", 4096, "crc32:89abcdef")
                     ),
-                    StateFile("MANIFEST-000004", "m", False, FileHandle("visits/chk-7/cd34", 120, "crc32:00000001")),
+                    StateFile("MANIFEST-000004", "m", False, manifest),
                     StateFile("CURRENT", "c", False, inline=b"MANIFEST-000004\n"),
                 ),
                 states=({"name": "total", "kind": "value", "schema": "n long", "ttl": None},),
@@ -69,8 +72,9 @@ def sample() -> CheckpointMetadata:
     )
 
 
-def test_the_golden_file_of_version_1_is_read() -> None:
-    assert decode((GOLDEN / "v1_metadata").read_bytes(), "golden") == sample()
+@pytest.mark.parametrize("version", range(1, FORMAT_VERSION + 1))
+def test_the_golden_file_of_every_version_is_read(version: int) -> None:
+    assert decode((GOLDEN / f"v{version}_metadata").read_bytes(), "golden") == sample(version)
 
 
 def test_what_was_encoded_is_decoded() -> None:
@@ -165,7 +169,7 @@ def test_a_newer_version_names_both_versions() -> None:
 
 
 def test_the_helpers_know_which_file_is_which() -> None:
-    metadata = sample()
+    metadata = sample(1)
     assert [file.name for _, file in all_files(metadata)] == ["000015.sst", "MANIFEST-000004", "CURRENT"]
     assert list(shared_files(metadata)) == [SharedKey("count", 0, 64, "3f2a/000015")]
     assert [handle.path for handle in uploaded_files(metadata).values()] == ["visits/shared/ab12", "visits/chk-7/cd34"]

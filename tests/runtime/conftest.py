@@ -79,11 +79,17 @@ class Place:
     def job(self, **options: Any) -> sl.Job:
         return sl.Job("visits", self.spark, self.config(**options))
 
-    def sums(self, processor: sl.KeyedProcessor | None = None, **options: Any) -> sl.Job:
+    def sums(
+        self,
+        processor: sl.KeyedProcessor | None = None,
+        config: sl.Config | None = None,
+        sink: str | None = None,
+        **options: Any,
+    ) -> sl.Job:
         """The job that most tests run: counts and sums per user."""
-        job = self.job(**options)
+        job = sl.Job("visits", self.spark, config or self.config(**options))
         stream = job.source(self.source()).key_by("user").process(processor or Sum(), self.OUTPUT, uid="sums")
-        stream.sink(sl.ParquetSink(str(self.output)))
+        stream.sink(sl.ParquetSink(sink or str(self.output)))
         return job
 
     def rows(self, folder: Path | None = None) -> list[tuple[Any, ...]]:

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 
 class Driver:
     """Starts and kills the process."""
 
-    def __init__(self, root: Path, **options: str) -> None:
+    def __init__(self, root: Path, **options: Any) -> None:
         self.root = root
         self.options = options
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,7 +64,14 @@ def main() -> None:
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     place = Place(root, spark)
-    run = place.sums(**options).start()
+    faults = options.pop("faults", None)
+    job = place.sums(**options)
+    if faults is not None:
+        config = place.config(**options).replace(
+            checkpoint_dir=f"faulty+file://{place.checkpoints}", storage_options=faults
+        )
+        job = place.sums(config=config, sink=f"faulty+file://{place.output}")
+    run = job.start()
     described = run.processes()
     pids = [m["pid"] for m in described.values()] + [s["pid"] for m in described.values() for s in m["slots"].values()]
     temporary = root / "driver.tmp"

@@ -15,9 +15,9 @@ from strandline.checkpoint.metadata import CheckpointMetadata, all_files
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import CheckpointError, StorageError, StrandlineError
 from strandline.inspection import JobFolder
-from strandline.runtime.messages import SnapshotReport
+from strandline.runtime.messages import SnapshotReport, UploadSettings
 from strandline.runtime.rebuild import checksum
-from strandline.runtime.uploads import SnapshotUploader
+from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.state.factory import RestoredFile, open_backend
 from strandline.storage import open_storage
 from tests.runtime.conftest import Place, Sum, running_sums, wait_until
@@ -33,6 +33,10 @@ CRAWL = 100
 
 FEW: Rows = [(f"user-{i}", 1) for i in range(50)]
 """The same every time: Spark takes files of one millisecond in any order."""
+
+
+ONE_FILE_EACH = {"checkpoint_interval": "1h", "restart_strategy": "none", "small_file_threshold": 0}
+"""Small files are not put together, so that the tests can speak of single ones."""
 
 
 class Faults:
@@ -51,7 +55,7 @@ class Faults:
         self.folder = place.checkpoints / "visits"
 
     def start(self, **options: object) -> sl.JobRun:
-        config = self.place.config(**{"checkpoint_interval": "1h", "restart_strategy": "none", **options}).replace(
+        config = self.place.config(**{**ONE_FILE_EACH, **options}).replace(
             checkpoint_dir=f"faulty+file://{self.place.checkpoints}", storage_options=self._options
         )
         job = sl.Job("visits", self.place.spark, config)
@@ -301,20 +305,20 @@ def test_what_a_subtask_uploaded_before_it_failed_is_deleted_by_the_task_manager
     """The coordinator never hears of these files."""
     options = {"fail_pattern": r"^upload .*-c\.sst$", "journal": str(tmp_path / "journal")}
     storage = open_storage(f"faulty+file://{tmp_path}/durable", options)
-    uploader = SnapshotUploader(storage, "visits", threads=2)
+    uploader = SnapshotUploader(storage, "visits", UploadSettings(small_bytes=0), threads=2)
     files = []
     for name in ("a.sst", "b.sst", "c.sst", "d.sst"):
         (tmp_path / name).write_bytes(name.encode() * 1000)
         files.append((name, str(tmp_path / name), 5000, f"id/{name}", True))
     report = SnapshotReport("sums", files, [], 1.0, 1.0)
     with pytest.raises(StorageError, match="fails on purpose"):
-        uploader.upload(1, 0, range(128), "rocksdb", True, report, 0.0)
+        uploader.upload(1, [SubtaskSnapshot(0, range(128), "rocksdb", True, report, 0.0)])
     assert list(storage.list()) == []
     calls = (tmp_path / "journal").read_text()
     assert calls.count("upload visits/shared/") >= 3
 
     whole = SnapshotReport("sums", [file for file in files if file[0] != "c.sst"], [], 1.0, 1.0)
-    ack = uploader.upload(2, 0, range(128), "rocksdb", True, whole, 0.0)
+    (ack,) = uploader.upload(2, [SubtaskSnapshot(0, range(128), "rocksdb", True, whole, 0.0)])
     assert [handle.path for handle in ack.uploaded] == [file.handle.path for file in ack.state.files if file.handle]
     assert {file.path for file in storage.list()} == {handle.path for handle in ack.uploaded}
     assert len(ack.uploaded) == 3  # nothing of the first attempt is referred to

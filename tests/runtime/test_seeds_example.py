@@ -11,10 +11,10 @@ from rocksdict import Options
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.metadata import CheckpointMetadata, SourcePosition, encode
 from strandline.checkpoint.registry import SharedKey
-from strandline.runtime.messages import SnapshotReport
+from strandline.runtime.messages import SnapshotReport, UploadSettings
 from strandline.runtime.rebuild import checksum
 from strandline.runtime.takeover import read_metadata
-from strandline.runtime.uploads import SnapshotUploader
+from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.state.factory import RestoredFile, open_backend
 from strandline.state.rocksdb import RocksDBBackend, RocksDBMemory, RocksDBOptions
 from strandline.storage.local import LocalStorage
@@ -73,7 +73,7 @@ class Example:
         self.root = root
         self.db = DrivenBackend(root / "db")
         self.storage = LocalStorage(str(root / "durable"))
-        self.uploader = SnapshotUploader(self.storage, "visits")
+        self.uploader = SnapshotUploader(self.storage, "visits", UploadSettings(small_bytes=0))
         self.coordinator = CheckpointCoordinator(interval=1.0, subtasks=[(OPERATOR, 0)], num_retained=2)
         self.uploaded: dict[str, str] = {}
         """Where each SST was uploaded, by the seeds' name."""
@@ -85,7 +85,7 @@ class Example:
         snapshot = self.db.snapshot(self.root / f"snapshot-{number}")
         files = [(f.name, str(f.path), f.size, f.identity, f.shared) for f in snapshot.write()]
         report = SnapshotReport(OPERATOR, files, [], 1.0, 1.0)
-        ack = self.uploader.upload(number, 0, KEY_GROUPS, "rocksdb", True, report, float(number))
+        (ack,) = self.uploader.upload(number, [SubtaskSnapshot(0, KEY_GROUPS, "rocksdb", True, report, float(number))])
         snapshot.release()
         assert self.coordinator.acknowledge(number, OPERATOR, 0, ack).status == "ready"
 

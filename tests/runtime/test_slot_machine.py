@@ -43,9 +43,9 @@ from strandline.runtime.messages import (
     SnapshotReport,
     StorageSettings,
 )
-from strandline.runtime.rebuild import checksum
 from strandline.runtime.slot import GO, RECORDED, Slot
-from strandline.runtime.uploads import SnapshotUploader
+from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
+from strandline.runtime.verification import verify_files
 from strandline.state.changes import ChangeSet
 from strandline.state.ddl import parse_schema
 from strandline.storage.local import LocalStorage
@@ -339,12 +339,13 @@ class SlotMachine(RuleBasedStateMachine):
         self.last_id = pending.id
         self.frozen[pending.id] = dict(self.committed)
         self.slot.barrier({"checkpoint": pending.id})
-        for report in self.slot.report({"checkpoint": pending.id}):
-            report = msgspec.convert(msgspec.to_builtins(report), SnapshotReport)
-            ack = self.uploader.upload(
-                pending.id, 0, range(GROUPS), self.kind, self.incremental and self.kind == "rocksdb", report, self.clock
-            )
-            self.coordinator.acknowledge(pending.id, report.operator, 0, ack)
+        incremental = self.incremental and self.kind == "rocksdb"
+        reports = msgspec.convert(
+            msgspec.to_builtins(self.slot.report({"checkpoint": pending.id})), list[SnapshotReport]
+        )
+        snapshots = [SubtaskSnapshot(0, range(GROUPS), self.kind, incremental, r, self.clock) for r in reports]
+        for ack in self.uploader.upload(pending.id, snapshots):
+            self.coordinator.acknowledge(pending.id, ack.state.operator, 0, ack)
         if released:
             self.slot.release({"checkpoint": pending.id})
         else:
@@ -403,14 +404,10 @@ class SlotMachine(RuleBasedStateMachine):
 
     def compare_storage(self) -> None:
         """Every file that a retained checkpoint names is there and whole; without pending ones, nothing else is."""
-        named = {
-            handle.path: handle for metadata in self.retained.values() for handle in uploaded_files(metadata).values()
-        }
-        for path, handle in named.items():
-            local = self.storage.root / path
-            assert (local.stat().st_size, checksum(local)) == (handle.size, handle.checksum)
+        handles = {h for metadata in self.retained.values() for h in uploaded_files(metadata).values()}
+        assert verify_files(self.storage, handles, threads=1) == {}
         if not self.coordinator.ready():
-            assert {file.path for file in self.storage.list()} == set(named)
+            assert {file.path for file in self.storage.list()} == {handle.path for handle in handles}
 
     # --- what goes wrong -----------------------------------------------------------------------------
 

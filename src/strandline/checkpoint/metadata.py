@@ -13,7 +13,7 @@ import pyarrow as pa
 from strandline.checkpoint.registry import SharedKey
 from strandline.errors import MetadataError, NewerFormatError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """The format this release writes; it reads this one and every earlier one."""
 
 Kind = Literal["checkpoint", "savepoint"]
@@ -23,12 +23,21 @@ Kind = Literal["checkpoint", "savepoint"]
 
 
 class FileHandle(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An uploaded file; `path` is relative to the root of the checkpoint directory."""
+    """An uploaded file, or a part of one; `path` is relative to the root of the checkpoint directory."""
 
     path: str
     size: int
     checksum: str
     """Algorithm and value, as in `crc32:89abcdef`."""
+    offset: int = 0
+    """Where in the uploaded file it begins."""
+    whole: int = 0
+    """The size of the uploaded file, if this is only a part of it; else 0. Since format version 2."""
+
+    @property
+    def stored_size(self) -> int:
+        """How large the file at `path` must be."""
+        return self.whole or self.size
 
 
 class StateFile(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -32,6 +32,14 @@ class StorageSettings(msgspec.Struct, frozen=True):
     options: dict[str, str]
 
 
+class UploadSettings(msgspec.Struct, frozen=True):
+    """How a task manager deals with small files."""
+
+    inline_bytes: int = 20 << 10
+    small_bytes: int = 1 << 20
+    max_amplification: float = 2.0
+
+
 class OperatorSpec(msgspec.Struct, frozen=True):
     """One stateful step: its uid and the pickled operator."""
 
@@ -51,6 +59,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     heartbeat_timeout: float
     storage: StorageSettings
     sys_path: list[str]
+    uploads: UploadSettings = UploadSettings()
 
 
 class SlotSpec(msgspec.Struct, frozen=True):

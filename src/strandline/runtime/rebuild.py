@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from strandline.checkpoint.metadata import SubtaskState
+from strandline.checkpoint.metadata import FileHandle, SubtaskState
 from strandline.errors import DamagedFileError, IncompatibleCheckpointError, NotFoundError, SegmentsLostError
 from strandline.operators.base import Operator
 from strandline.runtime.local_files import Base, OperatorFolder
@@ -22,7 +22,7 @@ from strandline.state.disk import disk_full_names
 from strandline.state.factory import RestoredFile, open_backend
 from strandline.state.rocksdb import RocksDBMemory
 from strandline.state.segment import read_segment
-from strandline.storage import open_storage
+from strandline.storage import Storage, open_storage
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def _download(spec: SlotSpec, state: SubtaskState, target: Path) -> list[Restore
         advice = "Restore from another checkpoint, or bring the file back."
         try:
             with disk_full_names(target):
-                storage.download(file.handle.path, path)
+                fetch_file(storage, file.handle, path)
         except NotFoundError as error:
             raise DamagedFileError(f"{what} is missing, though the checkpoint needs it. {advice}") from error
         found = checksum(path)
@@ -134,7 +134,20 @@ def checksum(path: Path) -> str:
     with path.open("rb") as source:
         while block := source.read(1 << 20):
             value = zlib.crc32(block, value)
-    return f"crc32:{value:08x}"
+    return checksum_text(value)
+
+
+def checksum_text(crc32: int) -> str:
+    """A checksum as checkpoint metadata holds it."""
+    return f"crc32:{crc32:08x}"
+
+
+def fetch_file(storage: Storage, handle: FileHandle, target: Path) -> None:
+    """Bring an uploaded file, or its part of one, to local disk."""
+    if handle.whole:
+        target.write_bytes(storage.read_range(handle.path, handle.offset, handle.size))
+    else:
+        storage.download(handle.path, target)
 
 
 def check_states(operator: Operator, durable: SubtaskState | None) -> None:

@@ -26,7 +26,7 @@ from strandline.errors import (
 from strandline.runtime.batches import FATAL
 from strandline.runtime.cluster import Cluster
 from strandline.runtime.generation import Generation
-from strandline.runtime.messages import RunInfo, StorageSettings
+from strandline.runtime.messages import RunInfo, StorageSettings, UploadSettings
 from strandline.runtime.plan import Graph
 from strandline.runtime.restart import RestartStrategy
 from strandline.runtime.takeover import Restore
@@ -110,6 +110,11 @@ class Run:
                 bind_host=host,
                 heartbeat_timeout=self._config.heartbeat_timeout,
                 storage=StorageSettings(_absolute(self._config.checkpoint_dir), dict(self._config.storage_options)),
+                uploads=UploadSettings(
+                    self._config.inline_threshold,
+                    self._config.small_file_threshold,
+                    self._config.max_space_amplification,
+                ),
                 sys_path=[os.path.abspath(entry) for entry in sys.path if entry] + [os.getcwd()],
             )
 

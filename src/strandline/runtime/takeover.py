@@ -300,10 +300,10 @@ def _check_files(storage: Storage, metadata: CheckpointMetadata) -> None:
     """Raise `DamagedFileError` unless every file of the checkpoint is there with its size; slots check the content."""
     sizes = {file.path: file.size for file in storage.list(JobPaths(metadata.job).root)}
     for state, file in all_files(metadata):
-        if file.handle is None or sizes.get(file.handle.path) == file.handle.size:
+        if file.handle is None or sizes.get(file.handle.path) == file.handle.stored_size:
             continue
         found = sizes.get(file.handle.path)
-        what = "is missing" if found is None else f"has {found} bytes instead of {file.handle.size}"
+        what = "is missing" if found is None else f"has {found} bytes instead of {file.handle.stored_size}"
         raise DamagedFileError(
             f"job {metadata.job}, operator {state.operator}, subtask {state.subtask}: {storage.url}/{file.handle.path} "
             f"{what}, and checkpoint {metadata.checkpoint_id} needs it. Bring the file back; or, to begin anew without "

@@ -26,7 +26,7 @@ from strandline.checkpoint.metadata import FileHandle
 from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.local_files import run_folder, slot_folder, socket_folder
 from strandline.runtime.messages import RunInfo, SlotSpec, SnapshotReport
-from strandline.runtime.uploads import SnapshotUploader
+from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.runtime.wire import Address, Client, Server, decode_error, encode_error
 from strandline.state.keys import key_group_range
 from strandline.storage import open_storage
@@ -71,7 +71,7 @@ class TaskManager:
         self._alive = _hold(self._folder)
         _clear_dead_runs(self._folder)
         storage = open_storage(run.storage.url, run.storage.options)
-        self._uploader = SnapshotUploader(storage, run.job)
+        self._uploader = SnapshotUploader(storage, run.job, run.uploads)
         self._coordinator = Client(Address.unpack(run.coordinator), run.secret)
         names = (
             "start_slots",
@@ -193,50 +193,45 @@ class TaskManager:
     def barrier(self, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
         """Freeze all slots (the synchronous part), then upload in the background."""
         answers = self.fan({"action": "barrier", "body": body, "timeout": body.get("timeout")})
-        barrier_time = time.time()
-        for index, answer in answers.items():
-            slot = self._slots.get(index)
-            if slot is not None and "value" in answer:
-                threading.Thread(
-                    target=self._upload, args=(slot, body["checkpoint"], barrier_time), daemon=True
-                ).start()
+        slots = [self._slots[index] for index, answer in answers.items() if index in self._slots and "value" in answer]
+        threading.Thread(target=self._upload, args=(slots, body["checkpoint"], time.time()), daemon=True).start()
         return answers
 
-    def _upload(self, slot: SlotProcess, checkpoint_id: int, barrier_time: float) -> None:
-        spec = slot.spec
-        groups = key_group_range(spec.index, spec.parallelism, spec.max_parallelism)
+    def _upload(self, slots: list[SlotProcess], checkpoint_id: int, barrier_time: float) -> None:
+        """Upload what all slots froze, and acknowledge it subtask by subtask; or decline once for all of them."""
+        if not slots:
+            return
         try:
             try:
-                reports = slot.client.call("report", {"checkpoint": checkpoint_id})
-                for report in msgspec.convert(reports, list[SnapshotReport]):
-                    acknowledged = self._uploader.upload(
-                        checkpoint_id,
-                        spec.index,
-                        groups,
-                        spec.backend.kind,
-                        spec.backend.incremental and spec.backend.kind == "rocksdb",
-                        report,
-                        barrier_time,
-                    )
+                snapshots = [
+                    snapshot
+                    for some in self._fan_pool.map(lambda slot: _snapshots(slot, checkpoint_id, barrier_time), slots)
+                    for snapshot in some
+                ]
+                for ack in self._uploader.upload(checkpoint_id, snapshots):
                     self._coordinator.call(
                         "acknowledge",
-                        {"checkpoint": checkpoint_id, "generation": spec.generation, "ack": acknowledged},
+                        {"checkpoint": checkpoint_id, "generation": slots[0].spec.generation, "ack": ack},
                     )
             except (StrandlineError, OSError) as error:
-                log.warning("checkpoint %d, subtask %d: %s", checkpoint_id, spec.index, error)
+                log.warning("checkpoint %d: %s", checkpoint_id, error)
                 self._coordinator.call(
                     "decline",
                     {
                         "checkpoint": checkpoint_id,
-                        "generation": spec.generation,
-                        "reason": f"subtask {spec.index}: {error}",
+                        "generation": slots[0].spec.generation,
+                        "reason": f"task manager {self.identity}: {error}",
                         "lost": isinstance(error, SlotLostError),
                     },
                 )
-            finally:
-                slot.client.call("release", {"checkpoint": checkpoint_id})
         except StrandlineError as error:
-            log.warning("checkpoint %d, subtask %d: %s", checkpoint_id, spec.index, error)
+            log.warning("checkpoint %d: %s", checkpoint_id, error)
+        finally:
+            for slot in slots:
+                try:
+                    slot.client.call("release", {"checkpoint": checkpoint_id})
+                except StrandlineError as error:
+                    log.warning("checkpoint %d, slot %d: %s", checkpoint_id, slot.spec.index, error)
 
     def checkpoint_completed(self, body: dict[str, Any]) -> None:
         replaced = msgspec.convert(body["replaced"], dict[str, FileHandle])
@@ -275,6 +270,23 @@ class TaskManager:
             shutil.rmtree(self._folder, ignore_errors=True)
             shutil.rmtree(socket_folder(self.run.run_id), ignore_errors=True)
         os._exit(0)
+
+
+def _snapshots(slot: SlotProcess, checkpoint_id: int, barrier_time: float) -> list[SubtaskSnapshot]:
+    """What a slot froze at the barrier, once it is all on disk."""
+    spec = slot.spec
+    reports = slot.client.call("report", {"checkpoint": checkpoint_id})
+    return [
+        SubtaskSnapshot(
+            spec.index,
+            key_group_range(spec.index, spec.parallelism, spec.max_parallelism),
+            spec.backend.kind,
+            spec.backend.incremental and spec.backend.kind == "rocksdb",
+            report,
+            barrier_time,
+        )
+        for report in msgspec.convert(reports, list[SnapshotReport])
+    ]
 
 
 def _hold(folder: Path) -> BinaryIO:

@@ -1,39 +1,107 @@
-"""Uploading a snapshot: new files go to durable storage, files of a confirmed checkpoint are only named again."""
+"""Uploading snapshots: new files go to durable storage, files of a confirmed checkpoint are only named again.
+
+A short checkpoint interval makes many small files. Very small ones that no later checkpoint can share travel inside
+`_metadata`. Small ones of all slots of a task manager are put together into one uploaded file; a handle then names a
+part of it. Such a file can only be deleted as a whole, so parts that a checkpoint still needs are uploaded again once
+they make up too little of it: what storage holds of these files is at most `max_amplification` times what is needed.
+"""
 
 from __future__ import annotations
 
 import logging
+import tempfile
 import time
 import uuid
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from strandline.checkpoint.metadata import FileHandle, StateFile, SubtaskState
 from strandline.checkpoint.pending import SubtaskAck
-from strandline.errors import StorageError
-from strandline.runtime.messages import SnapshotReport
-from strandline.runtime.rebuild import checksum
+from strandline.errors import CheckpointError, StorageError
+from strandline.runtime.messages import SnapshotReport, UploadSettings
+from strandline.runtime.rebuild import checksum, checksum_text
+from strandline.state.disk import disk_full_names
 from strandline.storage import Storage
 from strandline.storage.paths import JobPaths
 
 log = logging.getLogger(__name__)
 
-INLINE_BYTES = 20 * 1024
-"""Files up to this size travel inside `_metadata`: a store full of tiny objects helps nobody."""
+GROUP_BYTES = 32 << 20
+"""Small files are put together up to about this size."""
 
 Subtask = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskSnapshot:
+    """The snapshot of one operator's subtask, on local disk."""
+
+    subtask: int
+    key_groups: range
+    backend: str
+    incremental: bool
+    report: SnapshotReport
+    barrier_time: float
+
+
+@dataclass(slots=True)
+class _File:
+    """A file of a snapshot, and where it went."""
+
+    name: str
+    local: Path
+    size: int
+    identity: str
+    """As the slot knows it."""
+    shared: bool
+    stored_identity: str
+    """As checkpoints know it: a file that is uploaded once more on purpose counts as another one."""
+    stored: StateFile | None = None
+    new: bool = False
+    """Whether it went to storage for this checkpoint."""
+    done: float = 0.0
+
+    def settle(self, handle: FileHandle | None, inline: bytes | None = None, *, new: bool = True) -> None:
+        self.stored = StateFile(self.name, self.stored_identity, self.shared, handle, inline)
+        self.new = new
+        self.done = time.perf_counter()
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A file of a confirmed checkpoint."""
+
+    identity: str
+    handle: FileHandle
+
+
+@dataclass(slots=True)
+class _Upload:
+    """One checkpoint's upload while it is under way."""
+
+    checkpoint_id: int
+    begun: list[str] = field(default_factory=list)
+    """Paths that may hold something by now."""
+    given_up: bool = False
 
 
 class SnapshotUploader:
     """Uploads the snapshots of one task manager's slots, and remembers what confirmed checkpoints hold."""
 
-    def __init__(self, storage: Storage, job: str, threads: int = 4) -> None:
+    def __init__(self, storage: Storage, job: str, settings: UploadSettings | None = None, threads: int = 4) -> None:
         self._storage = storage
         self._paths = JobPaths(job)
+        self._settings = settings or UploadSettings()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="upload")
-        self._confirmed: dict[Subtask, dict[str, FileHandle]] = {}
-        self._pending: dict[int, dict[Subtask, dict[str, FileHandle]]] = {}
+        # What the newest confirmed checkpoint, and each pending one, holds of a subtask's shared files, by the identity
+        # that the slot knows them by.
+        self._confirmed: dict[Subtask, dict[str, _Held]] = {}
+        self._pending: dict[int, dict[Subtask, dict[str, _Held]]] = {}
+        self._running: dict[int, _Upload] = {}
 
     def start_from(self, states: Iterable[SubtaskState], owned: bool) -> None:
         """What the job's newest completed checkpoint holds of these subtasks need not be uploaded again.
@@ -42,87 +110,150 @@ class SnapshotUploader:
         """
         for state in states:
             self._confirmed[(state.operator, state.subtask)] = {
-                file.identity: file.handle for file in state.files if owned and file.shared and file.handle is not None
+                file.identity: _Held(file.identity, file.handle)
+                for file in state.files
+                if owned and file.shared and file.handle is not None
             }
 
-    def upload(
-        self,
-        checkpoint_id: int,
-        subtask: int,
-        key_groups: range,
-        backend: str,
-        incremental: bool,
-        report: SnapshotReport,
-        barrier_time: float,
-    ) -> SubtaskAck:
-        """Make one operator's snapshot durable; the acknowledgement says what the coordinator may refer to.
+    def upload(self, checkpoint_id: int, snapshots: Sequence[SubtaskSnapshot]) -> list[SubtaskAck]:
+        """Make snapshots durable, those of all slots together; the acknowledgements say what may be referred to.
 
-        If a file cannot be uploaded, that error is raised, and what was uploaded is deleted again.
+        If a file cannot be uploaded, or the checkpoint is given up meanwhile, that error is raised, and what was
+        uploaded is deleted again.
         """
         started = time.perf_counter()
-        base = self._confirmed.get((report.operator, subtask), {})
-        files = self._store_all(checkpoint_id, base, report)
-        held = {file.identity: file.handle for file, _new in files if file.shared and file.handle is not None}
-        self._pending.setdefault(checkpoint_id, {})[(report.operator, subtask)] = held
+        files = [[_File(n, Path(p), size, i, shared, i) for n, p, size, i, shared in s.report.files] for s in snapshots]
+        upload = self._running[checkpoint_id] = _Upload(checkpoint_id)
+        try:
+            self._store_all(upload, snapshots, files)
+        finally:
+            del self._running[checkpoint_id]
+        return [
+            self._acknowledged(checkpoint_id, snapshot, own, started)
+            for snapshot, own in zip(snapshots, files, strict=True)
+        ]
+
+    def _acknowledged(
+        self, checkpoint_id: int, snapshot: SubtaskSnapshot, files: list[_File], started: float
+    ) -> SubtaskAck:
+        report = snapshot.report
+        stored = tuple(file.stored for file in files if file.stored is not None)
+        self._pending.setdefault(checkpoint_id, {})[(report.operator, snapshot.subtask)] = {
+            file.identity: _Held(file.stored_identity, file.stored.handle)
+            for file in files
+            if file.shared and file.stored is not None and file.stored.handle is not None
+        }
         state = SubtaskState(
             operator=report.operator,
-            subtask=subtask,
-            key_group_start=key_groups.start,
-            key_group_end=key_groups.stop,
-            backend=backend,
-            incremental=incremental,
-            files=tuple(file for file, _new in files),
+            subtask=snapshot.subtask,
+            key_group_start=snapshot.key_groups.start,
+            key_group_end=snapshot.key_groups.stop,
+            backend=snapshot.backend,
+            incremental=snapshot.incremental,
+            files=stored,
             states=tuple(report.states),
         )
         return SubtaskAck(
             state=state,
-            uploaded=tuple(file.handle for file, new in files if new and file.handle is not None),
-            barrier_time=barrier_time,
+            uploaded=tuple(f.stored.handle for f in files if f.new and f.stored and f.stored.handle is not None),
+            barrier_time=snapshot.barrier_time,
             ack_time=time.time(),
             sync_ms=report.sync_ms,
-            async_ms=report.write_ms + (time.perf_counter() - started) * 1000,
-            checkpointed_bytes=sum(new for _file, new in files),
-            full_bytes=sum(file[2] for file in report.files),
+            async_ms=report.write_ms + (max((file.done for file in files), default=started) - started) * 1000,
+            checkpointed_bytes=sum(file.size for file in files if file.new),
+            full_bytes=sum(file.size for file in files),
         )
 
+    # --- one checkpoint ------------------------------------------------------------------------------
+
     def _store_all(
-        self, checkpoint_id: int, base: dict[str, FileHandle], report: SnapshotReport
-    ) -> list[tuple[StateFile, int]]:
-        begun: list[str] = []
-        work = [self._pool.submit(self._store, checkpoint_id, base, begun, *file) for file in report.files]
+        self, upload: _Upload, snapshots: Sequence[SubtaskSnapshot], files: Sequence[Sequence[_File]]
+    ) -> None:
+        missing = self._name_known(snapshots, files)
+        large: list[_File] = []
+        small: list[_File] = []
+        for file in missing:
+            if not file.shared and file.size <= self._settings.inline_bytes:
+                file.settle(None, file.local.read_bytes())
+            else:
+                (small if file.size < self._settings.small_bytes else large).append(file)
+        groups = _grouped(small)
+        large += [group[0] for group in groups if len(group) == 1]
+        work: list[Future[None]] = []
         try:
-            return [one.result() for one in work]
+            for file in large:
+                work.append(self._pool.submit(self._store_one, upload, file))
+            for group in groups:
+                if len(group) > 1:
+                    work.append(self._pool.submit(self._store_group, upload, group))
+            for one in work:
+                one.result()
         except BaseException:
             # Nobody will ever hear of these files, and an upload that goes on would read a snapshot that is released.
             wait([one for one in work if not one.cancel()])
             try:
-                self._storage.delete(begun)
+                self._storage.delete(upload.begun)
             except StorageError as error:
-                log.warning("checkpoint %d: could not delete %d files: %s", checkpoint_id, len(begun), error)
+                log.warning("checkpoint %d: cannot delete %d files: %s", upload.checkpoint_id, len(upload.begun), error)
             raise
 
-    def _store(
-        self,
-        checkpoint_id: int,
-        base: dict[str, FileHandle],
-        begun: list[str],
-        name: str,
-        path: str,
-        size: int,
-        identity: str,
-        shared: bool,
-    ) -> tuple[StateFile, int]:
-        known = base.get(identity) if shared else None
-        if known is not None:
-            return StateFile(name, identity, shared, known, None), 0
-        local = Path(path)
-        if size <= INLINE_BYTES and not shared:
-            return StateFile(name, identity, False, None, local.read_bytes()), size
-        unique = f"{uuid.uuid4().hex}-{name}"
-        target = self._paths.shared(unique) if shared else self._paths.exclusive(checkpoint_id, unique)
-        begun.append(target)
-        self._storage.upload(local, target)
-        return StateFile(name, identity, shared, FileHandle(target, size, checksum(local)), None), size
+    def _name_known(self, snapshots: Sequence[SubtaskSnapshot], files: Sequence[Sequence[_File]]) -> list[_File]:
+        """Name what the last confirmed checkpoint holds; returns what has to be uploaded.
+
+        That includes small files in an upload of which too little is needed by now.
+        """
+        known: list[tuple[_File, _Held]] = []
+        missing: list[_File] = []
+        for snapshot, own in zip(snapshots, files, strict=True):
+            base = self._confirmed.get((snapshot.report.operator, snapshot.subtask), {})
+            for file in own:
+                held = base.get(file.identity) if file.shared else None
+                if held is None:
+                    missing.append(file)
+                else:
+                    known.append((file, held))
+        needed: Counter[str] = Counter()
+        for _file, held in known:
+            needed[held.handle.path] += held.handle.size
+        for file, held in known:
+            file.stored_identity = held.identity
+            if held.handle.whole > needed[held.handle.path] * self._settings.max_amplification:
+                # Under its old identity the registry would keep the first copy.
+                file.stored_identity = f"{held.identity.partition('+')[0]}+{uuid.uuid4().hex[:8]}"
+                missing.append(file)
+            else:
+                file.settle(held.handle, new=False)
+        return missing
+
+    def _store_one(self, upload: _Upload, file: _File) -> None:
+        unique = f"{uuid.uuid4().hex}-{file.name}"
+        path = self._paths.shared(unique) if file.shared else self._paths.exclusive(upload.checkpoint_id, unique)
+        self._put(upload, path, lambda: self._storage.upload(file.local, path))
+        file.settle(FileHandle(path, file.size, checksum(file.local)))
+
+    def _store_group(self, upload: _Upload, group: list[_File]) -> None:
+        path = self._paths.shared(f"{uuid.uuid4().hex}-group")
+        parts: list[tuple[int, str]] = []
+        with tempfile.NamedTemporaryFile(prefix="strandline-group-", dir=group[0].local.parent.parent) as target:
+            with disk_full_names(Path(target.name)):
+                whole = 0
+                for file in group:
+                    content = file.local.read_bytes()
+                    parts.append((whole, checksum_text(zlib.crc32(content))))
+                    target.write(content)
+                    whole += len(content)
+                target.flush()
+            self._put(upload, path, lambda: self._storage.upload(Path(target.name), path))
+        for file, (offset, found) in zip(group, parts, strict=True):
+            file.settle(FileHandle(path, file.size, found, offset, whole))
+
+    def _put(self, upload: _Upload, path: str, put: Callable[[], None]) -> None:
+        if upload.given_up:
+            raise CheckpointError(f"checkpoint {upload.checkpoint_id} was given up while it was uploaded")
+        upload.begun.append(path)
+        put()
+
+    # --- what becomes of it --------------------------------------------------------------------------
 
     def completed(self, checkpoint_id: int, replaced: dict[str, FileHandle]) -> None:
         """The checkpoint is confirmed: from now on its files serve as the base.
@@ -130,12 +261,32 @@ class SnapshotUploader:
         `replaced` names, by identity, the copies that survive where two checkpoints had uploaded the same file.
         """
         for subtask, held in self._pending.pop(checkpoint_id, {}).items():
-            self._confirmed[subtask] = {identity: replaced.get(identity, handle) for identity, handle in held.items()}
-        for older in [pending for pending in list(self._pending) if pending < checkpoint_id]:
-            self.aborted(older)  # given up with this completion, or before its last upload had ended
+            self._confirmed[subtask] = {
+                identity: _Held(one.identity, replaced.get(one.identity, one.handle)) for identity, one in held.items()
+            }
+        for older in {*self._pending, *self._running}:
+            if older < checkpoint_id:
+                self.aborted(older)  # given up with this completion, or before its last upload had ended
 
     def aborted(self, checkpoint_id: int) -> None:
+        """The checkpoint is given up: what is not uploaded yet need not be."""
+        running = self._running.get(checkpoint_id)
+        if running is not None:
+            running.given_up = True
         self._pending.pop(checkpoint_id, None)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _grouped(files: list[_File]) -> list[list[_File]]:
+    """Small files, put together up to `GROUP_BYTES`."""
+    groups: list[list[_File]] = []
+    size = 0
+    for file in files:
+        if not groups or size + file.size > GROUP_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += file.size
+    return groups

@@ -13,7 +13,7 @@ from typing import Any
 from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, all_files
 from strandline.errors import CheckpointNotFoundError, MetadataError, NotFoundError, StorageError, StorageFullError
 from strandline.runtime.joblog import JobLogStore
-from strandline.runtime.rebuild import checksum
+from strandline.runtime.rebuild import checksum, fetch_file
 from strandline.runtime.takeover import read_metadata
 from strandline.storage import JobPaths, Storage
 from strandline.storage.local import LocalStorage
@@ -142,8 +142,12 @@ def _problem(storage: Storage, handle: FileHandle, scratch: Path) -> str | None:
     """What is wrong with one file. From an object store it goes through `scratch`, so that memory stays small."""
     try:
         if isinstance(storage, LocalStorage):
-            return _compare(handle, storage.root / handle.path)
-        storage.download(handle.path, scratch)
+            whole = (storage.root / handle.path).stat().st_size
+            if whole != handle.stored_size:
+                return f"has {whole} bytes instead of {handle.stored_size}"
+            if not handle.whole:
+                return _compare(handle, storage.root / handle.path)
+        fetch_file(storage, handle, scratch)
         return _compare(handle, scratch)
     except (NotFoundError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return "is missing"

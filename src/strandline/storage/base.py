@@ -38,6 +38,10 @@ class Storage(ABC):
         """The whole file. `NotFoundError` if there is none, also where `path` is a folder."""
 
     @abstractmethod
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        """A part of a file; less where the file ends before. `NotFoundError` if there is no file."""
+
+    @abstractmethod
     def write(self, path: str, data: bytes) -> None:
         """Write atomically: a reader sees the whole file or none. Replaces what was there."""
 

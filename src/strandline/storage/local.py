@@ -43,6 +43,11 @@ class LocalStorage(Storage):
         with _reading(self._at(path)):
             return self._at(path).read_bytes()
 
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        with _reading(self._at(path)), self._at(path).open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
     def write(self, path: str, data: bytes) -> None:
         self._put(path, lambda temporary: _write_bytes(temporary, data), self._replace)
 

@@ -7,7 +7,9 @@ works as well (`faulty+s3://...`), and gets the options that are not listed in `
 from __future__ import annotations
 
 import fcntl
+import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,6 +37,9 @@ class FaultOptions:
     """Calls whose text `operation path` this regular expression finds fail, without any effect."""
     fail_times: str = ""
     """How many calls fail before the rest go well; default: all. Counted over all processes if there is a `switch`."""
+    kill_pattern: str = ""
+    """The process that makes a call whose text `before operation path`, or `after operation path`, this regular
+    expression finds is killed at that moment, as with kill -9."""
     switch: str = ""
     """A local file that every process sees: there are faults only while it exists, and whoever waits because of a rate
     goes on when it is gone. Default: always."""
@@ -46,10 +51,10 @@ class FaultOptions:
         """The faults among `options`, and the other options. A value that cannot be used is a `ConfigError`."""
         names = {field.name for field in fields(cls)}
         faults = cls(**{name: value for name, value in options.items() if name in names})
-        for name, parse in (("fail_times", int), ("slow_pattern", re.compile), ("fail_pattern", re.compile)):
+        for name in ("fail_times", "slow_pattern", "fail_pattern", "kill_pattern"):
             value = getattr(faults, name)
             try:
-                parse(value or "0")
+                int(value or "0") if name == "fail_times" else re.compile(value)
             except (ValueError, re.error) as error:
                 raise ConfigError(f"storage option {name} = {value!r} cannot be used: {error}") from error
         faults.rate()
@@ -87,6 +92,10 @@ class FaultyStorage(Storage):
     def read(self, path: str) -> bytes:
         with self._call("read", path):
             return self._inner.read(path)
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        with self._call("read", path):
+            return self._inner.read_range(path, offset, length)
 
     def write(self, path: str, data: bytes) -> None:
         with self._call("write", path, len(data)):
@@ -133,7 +142,9 @@ class FaultyStorage(Storage):
                 if re.search(self._faults.slow_pattern or "^upload ", call):
                     self._wait_for(size)
                 self._fail_if_told_to(call)
+            self._die_if_told_to(f"before {call}")
             yield
+            self._die_if_told_to(f"after {call}")
         except BaseException:
             self._note(f"failed {call}")
             raise
@@ -164,6 +175,12 @@ class FaultyStorage(Storage):
         pattern = self._faults.fail_pattern
         if pattern and re.search(pattern, call) and self._one_more_failure():
             raise StorageError(f"{call}: this storage fails on purpose (fail_pattern = {pattern!r})")
+
+    def _die_if_told_to(self, moment: str) -> None:
+        pattern = self._faults.kill_pattern
+        if pattern and self._switched_on() and re.search(pattern, moment):
+            self._note(f"killed {moment}")
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _note(self, line: str) -> None:
         if self._faults.journal:

@@ -38,6 +38,17 @@ class StorageContract:
         storage.write("file", b"second")
         assert storage.read("file") == b"second"
 
+    def test_a_part_of_a_file_is_read(self, storage: Storage) -> None:
+        storage.write("dir/file", b"0123456789")
+        assert storage.read_range("dir/file", 0, 10) == b"0123456789"
+        assert storage.read_range("dir/file", 3, 4) == b"3456"
+        assert storage.read_range("dir/file", 8, 100) == b"89"
+        assert storage.read_range("dir/file", 100, 5) == b""
+        assert storage.read_range("dir/file", 3, 0) == b""
+        for length in (0, 5):
+            with pytest.raises(NotFoundError):
+                storage.read_range("dir/other", 0, length)
+
     def test_readers_never_see_a_part_of_a_write(self, storage: Storage) -> None:
         versions = [bytes([n]) * 200_000 for n in range(8)]
         storage.write("file", versions[0])

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from strandline._options import DurationLike, parse_duration
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.config import Config
 from strandline.errors import ConfigError, JobDefinitionError
@@ -33,6 +34,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+def event_time_column(schema: StructType) -> str | None:
+    """The column that carries a watermark, if one does: Spark notes it in the column's metadata."""
+    return next((field.name for field in schema.fields if _WATERMARK in field.metadata), None)
+
+
+_WATERMARK = "spark.watermarkDelayMs"
+
+
 class Job:
     """A streaming job: build it with `source`, `key_by`, `process` or `aggregate`, and `sink`, then `start` it.
 
@@ -51,8 +60,15 @@ class Job:
         self.config = config
         self._graph = Graph()
 
-    def source(self, frame: DataFrame) -> Stream:
-        """A stream of the rows of any streaming DataFrame whose source can be read again."""
+    def source(
+        self, frame: DataFrame, *, event_time: str | None = None, watermark_delay: DurationLike | None = None
+    ) -> Stream:
+        """A stream of the rows of any streaming DataFrame whose source can be read again.
+
+        `event_time` is the timestamp column that says when a row happened. The source's watermark is the latest such
+        time that it has shown, less `watermark_delay`: rows may come that much out of order. The job's watermark is the
+        least of all its sources'. A `withWatermark` that is already on the DataFrame is taken over.
+        """
         if not frame.isStreaming:
             raise JobDefinitionError(
                 f"job {self.name!r}: the source is a batch DataFrame. Read it with spark.readStream, not spark.read."
@@ -60,7 +76,34 @@ class Job:
         problems = source_problems(frame)
         if problems:
             raise JobDefinitionError(f"job {self.name!r}: this DataFrame cannot be a source: {'; '.join(problems)}.")
+        if event_time is not None or watermark_delay is not None:
+            frame = self._with_watermark(frame, event_time, watermark_delay)
         return Stream(self, SourceNode(frame))
+
+    def _with_watermark(self, frame: DataFrame, event_time: str | None, delay: DurationLike | None) -> DataFrame:
+        from pyspark.sql.types import TimestampNTZType, TimestampType
+
+        where = f"job {self.name!r}: source(event_time={event_time!r}, watermark_delay={delay!r})"
+        if event_time is None or delay is None:
+            raise JobDefinitionError(f"{where}: give both, such as event_time='ts', watermark_delay='10s'")
+        known = event_time_column(frame.schema)
+        if known is not None:
+            raise JobDefinitionError(f"{where}: the DataFrame has a watermark on {known!r} already; use one of the two")
+        if event_time not in frame.columns:
+            near = difflib.get_close_matches(event_time, frame.columns, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(frame.columns)}"
+            raise JobDefinitionError(f"{where}: no such column; {hint}")
+        kind = frame.schema[event_time].dataType
+        if not isinstance(kind, TimestampType | TimestampNTZType):
+            raise JobDefinitionError(
+                f"{where}: the column is of type {kind.simpleString()}, not a timestamp; convert it before, "
+                "for instance with to_timestamp or timestamp_millis"
+            )
+        try:
+            milliseconds = round(parse_duration(delay) * 1000)
+        except ValueError as error:
+            raise JobDefinitionError(f"{where}: {error}") from error
+        return frame.withWatermark(event_time, f"{milliseconds} milliseconds")
 
     def start(
         self,

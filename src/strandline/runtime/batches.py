@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from strandline import errors
 from strandline.checkpoint.batch import BatchProtocol, Round
 from strandline.checkpoint.metadata import SinkFile
@@ -27,9 +29,10 @@ from strandline.errors import (
     StrandlineError,
     UserCodeError,
 )
+from strandline.runtime.clock import Clock
 from strandline.runtime.cluster import Cluster
-from strandline.runtime.messages import batch_id
-from strandline.runtime.relay import EPOCH, GENERATION, ROUND, STAGING
+from strandline.runtime.messages import BatchTime, batch_id
+from strandline.runtime.relay import EPOCH, GENERATION, ROUND, STAGING, TIME
 from strandline.runtime.wire import decode_error
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ class BatchFunction:
         on_commit: Callable[[int, int, list[SinkFile], float], None],
         on_replaced: Callable[[], None],
         cover: Callable[[Callable[[], None]], None] | None,
+        clock: Clock,
     ) -> None:
         self.generation = generation
         self.failure: StrandlineError | None = None
@@ -80,6 +84,7 @@ class BatchFunction:
         self._on_commit = on_commit
         self._on_replaced = on_replaced
         self._cover = cover
+        self._clock = clock
         self._gate = threading.Event()
         self._gate.set()
         self._ending = threading.Event()
@@ -145,6 +150,7 @@ class BatchFunction:
         began = time.time()
         batch = batch_id(self.generation, spark_batch)
         round_ = self._protocol.begin(batch)
+        when = self._clock.of(spark_batch)
         context = rows.sparkSession.sparkContext
         while True:
             try:
@@ -152,10 +158,11 @@ class BatchFunction:
                     (GENERATION, self.generation),
                     (ROUND, round_.number),
                     (EPOCH, self._cluster.epoch_name),
+                    (TIME, msgspec.json.encode(when).decode()),
                 ):
                     context.setLocalProperty(name, str(value))
                 files = self._evaluate(rows, batch)
-                self._prepare_all(rows, round_)
+                self._prepare_all(rows, round_, when)
                 self._protocol.action_finished()
                 break
             except Exception as error:
@@ -197,6 +204,7 @@ class BatchFunction:
                 incarnation = self._cluster.incarnation(index)
                 self._protocol.slot_replaced(index, incarnation)
                 self._protocol.applied(index, incarnation, self.decided)
+            self._clock.forget()
             self._on_replaced()
 
     def _replace_lost_slots(self) -> set[int]:
@@ -234,7 +242,7 @@ class BatchFunction:
                 ) from error
         return files
 
-    def _prepare_all(self, rows: DataFrame, round_: Round) -> None:
+    def _prepare_all(self, rows: DataFrame, round_: Round, when: BatchTime) -> None:
         """Every subtask prepared: also those whose rows no sink asked for, and those that Spark did not call."""
         self._note_prepared(round_)
         if self._protocol.missing() and self._outlets.manifests is None:
@@ -242,7 +250,8 @@ class BatchFunction:
             self._note_prepared(round_)
         missing = {index for _operator, index in self._protocol.missing()}
         if missing:
-            self._cluster.fan("prepare_empty", {"batch": round_.batch, "round": round_.number}, only=missing)
+            body = {"batch": round_.batch, "round": round_.number, "time": when}
+            self._cluster.fan("prepare_empty", body, only=missing)
             self._note_prepared(round_)
 
     def _note_prepared(self, round_: Round) -> None:
@@ -257,8 +266,10 @@ class BatchFunction:
             batch = self._protocol.commit()
             for _ in range(MAX_ROUNDS):
                 try:
-                    for index in self._cluster.fan("commit", {"batch": batch}):
+                    timers = self._cluster.fan("commit", {"batch": batch})
+                    for index in timers:
                         self._protocol.applied(index, self._cluster.incarnation(index), batch)
+                    self._clock.committed(spark_batch, list(timers.values()))
                     break
                 except SlotLostError:
                     self.recover()

@@ -50,6 +50,7 @@ class Checkpoints:
         claim: Claim,
         shape: JobShape,
         position: Callable[[int], SourcePosition],
+        settled: Callable[[SourcePosition], SourcePosition],
         guard: threading.RLock,
         timeout: float,
     ) -> None:
@@ -64,6 +65,7 @@ class Checkpoints:
         self._restored = restored = claim.restored
         self._shape = shape
         self._position = position
+        self._settled = settled
         self._guard = guard
         self._timeout = timeout
         self._lock = threading.RLock()
@@ -260,7 +262,7 @@ class Checkpoints:
                     checkpoint_id,
                     time.time(),
                     shape=self._shape,
-                    source=position,
+                    source=self._settled(position),
                     sink_files=sink_files,
                     properties=self._properties,
                 )

@@ -24,10 +24,11 @@ from strandline.errors import DamagedFileError, StrandlineError
 from strandline.operators.base import Operator
 from strandline.runtime.batches import BatchFunction, error_in_task
 from strandline.runtime.checkpointing import Checkpoints
+from strandline.runtime.clock import Clock
 from strandline.runtime.cluster import Base, Cluster, Deployment
 from strandline.runtime.messages import BackendSettings, OperatorSpec
 from strandline.runtime.plan import Graph, Wiring
-from strandline.runtime.spark_position import capture, seed
+from strandline.runtime.spark_position import capture, seed, with_watermark
 from strandline.runtime.takeover import Claim, Restore, Wanted, take_over
 from strandline.sinks import ParquetSink
 from strandline.storage import open_storage
@@ -62,6 +63,7 @@ class Generation:
         checkpoints: Checkpoints,
         cluster: Cluster,
         scratch: Path,
+        clock: Clock,
     ) -> None:
         self.number = number
         self.batch_function = batch_function
@@ -69,6 +71,7 @@ class Generation:
         self._query = query
         self._cluster = cluster
         self._scratch = scratch
+        self._clock = clock
 
     @classmethod
     def open(
@@ -132,6 +135,9 @@ class Generation:
         scratch = _scratch_folder(config, job, generation)
         if restored is not None:
             seed(restored.source, scratch)
+        clock = Clock(
+            scratch, frozenset(operator.time_mode for operator in graph.operators), restored=restored is not None
+        )
         guard = threading.RLock()
         checkpoints = Checkpoints(
             coordinator,
@@ -139,6 +145,7 @@ class Generation:
             claim,
             JobShape(job, generation, parallelism, config.max_parallelism, operators),
             lambda batch: capture(scratch, batch),
+            lambda position: with_watermark(scratch, position),
             guard,
             config.checkpoint_timeout,
         )
@@ -149,6 +156,7 @@ class Generation:
             parallelism,
             config.max_parallelism,
             dict(config.storage_options),
+            clock.ticks,
         )
         try:
             with _settings(spark):
@@ -163,6 +171,7 @@ class Generation:
                     checkpoints.committed,
                     checkpoints.slots_replaced,
                     checkpoints.cover if config.checkpoint_every_batch else None,
+                    clock,
                 )
                 writer = rows.writeStream.foreachBatch(batch_function).option("checkpointLocation", str(scratch))
                 if available_now:
@@ -175,7 +184,7 @@ class Generation:
             checkpoints.close()
             shutil.rmtree(scratch, ignore_errors=True)
             raise
-        return cls(generation, query, batch_function, checkpoints, cluster, scratch)
+        return cls(generation, query, batch_function, checkpoints, cluster, scratch, clock)
 
     # --- watching --------------------------------------------------------------------------------
 
@@ -190,6 +199,7 @@ class Generation:
             failure = self._replace_lost_slots()
             if failure is not None:
                 return failure
+            self._clock.tick_if_due()
             time.sleep(0.1)
         return None
 
@@ -236,20 +246,25 @@ class Generation:
     def process_all_available(self) -> None:
         """All rows that are there now are processed, and a completed checkpoint covers them."""
         self._query.processAllAvailable()
+        while self._clock.watermark_moved():
+            self._clock.tick()  # what these rows made due is part of the answer
+            self._query.processAllAvailable()
         self.checkpoints.cover()
 
     def figures(self) -> dict[str, Any]:
-        rows = state = memory = 0
+        rows = late = state = memory = 0
         for answer in self._cluster.try_fan("figures", None, timeout=5.0).values():
             if not isinstance(answer, StrandlineError):
                 for figures in answer.values():
                     rows += figures["rows"]
+                    late += figures["late_rows"]
                     state += figures["state_bytes"]
                     memory += figures["memory_bytes"]
         return {
             "generation": self.number,
             "batches": self.batch_function.batches,
             "rows": rows,
+            "late_rows": late,
             "state_bytes": state,
             "state_memory_bytes": memory,
         }

@@ -85,6 +85,14 @@ class SlotSpec(msgspec.Struct, frozen=True):
     """Whether the files of `restore` are the job's own, so that a checkpoint may refer to them."""
 
 
+class BatchTime(msgspec.Struct, frozen=True):
+    """The time of a batch; see `BatchInfo`."""
+
+    processing_ms: int
+    watermark_ms: int | None = None
+    late_watermark_ms: int | None = None
+
+
 class ExchangeHeader(msgspec.Struct, frozen=True):
     """Says which work an exchange belongs to; stale work is refused by it."""
 
@@ -94,6 +102,7 @@ class ExchangeHeader(msgspec.Struct, frozen=True):
     operator: str
     subtask: int
     attempt: int
+    time: BatchTime
 
 
 class SnapshotReport(msgspec.Struct, frozen=True):

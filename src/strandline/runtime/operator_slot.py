@@ -13,10 +13,11 @@ import msgspec
 import pyarrow as pa
 
 from strandline.errors import StaleAttemptError
-from strandline.operators.base import BatchInfo, Operator
+from strandline.operators.base import BatchInfo, Operator, TimeMode
 from strandline.runtime.local_files import OperatorFolder
 from strandline.runtime.messages import ExchangeHeader, SlotSpec, SnapshotReport
 from strandline.runtime.recorded import RecordedOutput
+from strandline.runtime.side_outputs import recorded, recorded_schema
 from strandline.state.backend import Snapshot, SnapshotFile, StateBackend
 from strandline.state.changes import ChangeSet
 from strandline.state.segment import SegmentHeader, write_segment
@@ -69,6 +70,9 @@ class OperatorSlot:
         self._snapshots: dict[int, LocalSnapshot] = {}
         self._newest_snapshot: int | None = None
         self._rows = 0
+        self._late_rows = 0
+        self._ran = False
+        self.output_schema = recorded_schema(operator)
 
     def prepared(self) -> tuple[int, int] | None:
         held = self._prepared
@@ -115,13 +119,15 @@ class OperatorSlot:
         limit = self._spec.backend.batch_memory
         changes = ChangeSet(self._backend, limit, spill)
         output = RecordedOutput(
-            self.operator.output_schema, limit, spill / f"output-{header.batch}-{header.round}-{header.attempt}.arrow"
+            self.output_schema, limit, spill / f"output-{header.batch}-{header.round}-{header.attempt}.arrow"
         )
         segment = self._folder.segment(self.committed, header.batch)
         try:
-            batch = BatchInfo(header.batch, int(time.time() * 1000))
+            when = header.time
+            batch = BatchInfo(header.batch, when.processing_ms, when.watermark_ms, when.late_watermark_ms)
             for produced in self.operator.run(self._counted(rows), changes, batch):
-                output.append(produced)
+                output.append(recorded(produced, self.output_schema, self.operator))
+            self._ran = True
             output.seal()
             chunks = None if changes.spilled else list(changes.chunks())
             write_segment(
@@ -163,6 +169,7 @@ class OperatorSlot:
                 raise StaleAttemptError(f"operator {self.operator.uid}: batch {batch} is not prepared")
             self._prepared = None
             self.committed = batch
+            self._late_rows += self.operator.late_rows
             self._applied = self._worker.submit(self._apply, held)
 
     def _apply(self, held: Prepared) -> None:
@@ -215,10 +222,15 @@ class OperatorSlot:
             local.snapshot.release()
             self._folder.drop_snapshot(checkpoint_id)
 
+    def timer(self) -> tuple[TimeMode, int | None]:
+        """The operator's clock, and when on it it has something to do without rows; at once if it has not run yet."""
+        return self.operator.time_mode, self.operator.next_timer_ms if self._ran else 0
+
     def figures(self) -> dict[str, int]:
         """Rows worked on by this incarnation, and what its state takes up."""
         return {
             "rows": self._rows,
+            "late_rows": self._late_rows,
             "state_bytes": self._backend.size_bytes(),
             "memory_bytes": self._backend.memory_bytes(),
         }

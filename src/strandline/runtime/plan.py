@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN, Operator
 from strandline.runtime.batches import Outlets
+from strandline.runtime.clock import tick_rows
 from strandline.runtime.parquet_files import MANIFEST, ParquetWriter
 from strandline.runtime.relay import Relay
+from strandline.runtime.side_outputs import recorded_struct, selected
 from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
 
 if TYPE_CHECKING:
@@ -59,7 +62,15 @@ class StatefulNode:
     output: StructType
 
 
-Node = SourceNode | TransformNode | UnionNode | StatefulNode
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputNode:
+    """One kind of rows of a step that has side outputs; None is the main output."""
+
+    parent: StatefulNode
+    name: str | None
+
+
+Node = SourceNode | TransformNode | UnionNode | StatefulNode | OutputNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,8 @@ class Wiring:
     parallelism: int
     max_parallelism: int
     storage_options: dict[str, str]
+    ticks: Path | None = None
+    """The file of the source that makes batches without rows; None where no step needs them."""
 
 
 @dataclass(slots=True)
@@ -83,6 +96,12 @@ class Graph:
 
     def build(self, wiring: Wiring) -> tuple[DataFrame, Outlets]:
         """The finished rows of all sinks, and how to tell them apart again."""
+        rows, outlets = self._rows(wiring)
+        if wiring.ticks is not None:
+            rows = rows.unionByName(tick_rows(rows.sparkSession, wiring.ticks, rows.schema))
+        return rows, outlets
+
+    def _rows(self, wiring: Wiring) -> tuple[DataFrame, Outlets]:
         from pyspark.sql import functions as F
 
         frames: dict[int, DataFrame] = {}
@@ -167,14 +186,14 @@ def _parents(node: Node) -> tuple[Node, ...]:
     match node:
         case UnionNode(parents):
             return parents
-        case TransformNode(parent) | StatefulNode(parent):
+        case TransformNode(parent) | StatefulNode(parent) | OutputNode(parent):
             return (parent,)
         case _:
             return ()
 
 
 def _relay(node: StatefulNode, wiring: Wiring) -> Relay:
-    return Relay(node.operator.uid, wiring.coordinator, wiring.secret)
+    return Relay(node.operator.uid, wiring.coordinator, wiring.secret, node.operator.time_mode != "none")
 
 
 def _struct(frame: DataFrame) -> StructType:
@@ -208,8 +227,12 @@ def _build(node: Node, wiring: Wiring | None, known: dict[int, DataFrame]) -> Da
         case StatefulNode(parent, operator, columns, output):
             rows = _frame(parent, wiring, known)
             if wiring is None:
-                return rows.mapInArrow(_nothing, output)
-            return _partitioned(rows.select(*columns), operator, wiring).mapInArrow(_relay(node, wiring), output)
+                return rows.mapInArrow(_nothing, recorded_struct(operator, output))
+            return _partitioned(rows.select(*columns), operator, wiring).mapInArrow(
+                _relay(node, wiring), recorded_struct(operator, output)
+            )
+        case OutputNode(parent, name):
+            return selected(_frame(parent, wiring, known), name)
 
 
 def _nothing(batches: Any) -> Any:
@@ -223,8 +246,20 @@ def _partitioned(rows: DataFrame, operator: Operator, wiring: Wiring) -> DataFra
     group = F.pmod(F.xxhash64(*operator.key_columns), F.lit(wiring.max_parallelism)).cast("int")
     subtask = F.expr(f"cast(`{KEY_GROUP_COLUMN}` * {wiring.parallelism} div {wiring.max_parallelism} as int)")
     keyed = rows.withColumn(KEY_GROUP_COLUMN, group).withColumn(SUBTASK_COLUMN, subtask)
+    if operator.time_mode != "none":
+        keyed = keyed.unionByName(_marks(keyed, wiring.parallelism))
     keyed = keyed.repartitionById(wiring.parallelism, F.col(SUBTASK_COLUMN))
     return keyed.sortWithinPartitions(*operator.key_columns) if operator.sorted_input else keyed
+
+
+def _marks(keyed: DataFrame, parallelism: int) -> DataFrame:
+    """One row per subtask and batch, without a key group: the relay calls its slot even if there is nothing else."""
+    from pyspark.sql import functions as F
+
+    values = {SUBTASK_COLUMN: F.col("id").cast("int")}
+    return keyed.sparkSession.range(0, parallelism, 1, 1).select(
+        *(values.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in keyed.schema.fields)
+    )
 
 
 def source_problems(frame: DataFrame) -> list[str]:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.flight as flight
 
 from strandline.errors import SlotLostError, StrandlineError
-from strandline.operators.base import SUBTASK_COLUMN
-from strandline.runtime.messages import ExchangeHeader, batch_id
+from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN
+from strandline.runtime.messages import BatchTime, ExchangeHeader, batch_id
 from strandline.runtime.wire import Address, Client, translate
 
 GENERATION = "strandline.generation"
 ROUND = "strandline.round"
 EPOCH = "strandline.epoch"
+TIME = "strandline.time"
 STAGING = "strandline.staging"
 """Whether an action is there to stage the rows of Parquet sinks. Others pass by the same tasks, but write nothing."""
 
@@ -33,12 +36,17 @@ class Relay:
     operator: str
     coordinator: tuple[Any, ...]
     secret: str
+    marked: bool
+    """Whether a row without a key group marks every partition, so that the slot is called without rows, too."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return
         header = self._header(first.column(SUBTASK_COLUMN)[0].as_py())
+        if self.marked:
+            batches = _without_marks(chain((first,), batches))
+            first = next(batches)
         client = _slot(Address.unpack(list(self.coordinator)), self.secret, header)
         try:
             writer, reader = client.exchange(msgspec.msgpack.encode(header))
@@ -50,7 +58,13 @@ class Relay:
 
     def _header(self, subtask: int) -> ExchangeHeader:
         task = current_batch()
-        return ExchangeHeader(task.generation, task.batch, task.round, self.operator, subtask, task.attempt)
+        return ExchangeHeader(task.generation, task.batch, task.round, self.operator, subtask, task.attempt, task.time)
+
+
+def _without_marks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        groups = batch.column(KEY_GROUP_COLUMN)
+        yield batch.filter(pc.is_valid(groups)) if groups.null_count else batch
 
 
 def _send(writer: Any, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> None:
@@ -73,7 +87,11 @@ class TaskBatch(NamedTuple):
     round: int
     epoch: str
     staging: bool
+    time: BatchTime
     attempt: int
+
+
+_PROPERTIES = (GENERATION, "streaming.sql.batchId", ROUND, EPOCH, STAGING, TIME)
 
 
 def current_batch() -> TaskBatch:
@@ -82,16 +100,17 @@ def current_batch() -> TaskBatch:
 
     task = TaskContext.get()
     assert task is not None
-    values = [task.getLocalProperty(name) for name in (GENERATION, "streaming.sql.batchId", ROUND, EPOCH, STAGING)]
+    values = [task.getLocalProperty(name) for name in _PROPERTIES]
     if any(value is None for value in values):
         raise StrandlineError("rows of a Strandline job can only be evaluated inside its batch function")
-    generation, spark_batch, round_, epoch, staging = (str(value) for value in values)
+    generation, spark_batch, round_, epoch, staging, time = (str(value) for value in values)
     return TaskBatch(
         int(generation),
         batch_id(int(generation), int(spark_batch)),
         int(round_),
         epoch,
         staging == str(True),
+        msgspec.json.decode(time, type=BatchTime),
         task.taskAttemptId(),
     )
 

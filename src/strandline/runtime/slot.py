@@ -25,7 +25,7 @@ import pyarrow.flight as flight
 from strandline.errors import StaleAttemptError, StrandlineError
 from strandline.operators.base import Operator, SubtaskInfo
 from strandline.runtime.local_files import OperatorFolder, slot_folder, socket_folder
-from strandline.runtime.messages import ExchangeHeader, OperatorSpec, SlotSpec, SnapshotReport
+from strandline.runtime.messages import BatchTime, ExchangeHeader, OperatorSpec, SlotSpec, SnapshotReport
 from strandline.runtime.operator_slot import OperatorSlot
 from strandline.runtime.rebuild import rebuild
 from strandline.runtime.wire import Server, encode_error
@@ -63,7 +63,7 @@ class Slot:
         operator = self.operators.get(header.operator)
         if operator is None:
             raise StrandlineError(f"slot {self.spec.index} runs no operator {header.operator!r}")
-        schema = operator.operator.output_schema
+        schema = operator.output_schema
         begun = False
 
         def rows() -> Iterator[pa.RecordBatch]:
@@ -110,12 +110,13 @@ class Slot:
     def figures(self, _body: Any) -> dict[str, dict[str, int]]:
         return {uid: op.figures() for uid, op in self.operators.items()}
 
-    def prepare_empty(self, body: dict[str, int]) -> None:
+    def prepare_empty(self, body: dict[str, Any]) -> None:
         """Prepare the operators that Spark did not call: for them, the batch had no rows."""
+        when = msgspec.convert(body["time"], BatchTime)
         for uid, op in self.operators.items():
             if op.prepared() == (body["batch"], body["round"]):
                 continue
-            header = ExchangeHeader(self.spec.generation, body["batch"], body["round"], uid, self.spec.index, -1)
+            header = ExchangeHeader(self.spec.generation, body["batch"], body["round"], uid, self.spec.index, -1, when)
             output = op.work(header, lambda: iter(()), lambda: False, partial(self._check_fresh, header, op))
             if output.rows:
                 raise StrandlineError(f"operator {uid} gave {output.rows} rows for a batch without input")
@@ -127,9 +128,15 @@ class Slot:
         for op in self.operators.values():
             op.discard()
 
-    def commit(self, body: dict[str, int]) -> None:
+    def commit(self, body: dict[str, int]) -> dict[str, int | None]:
+        """Make the prepared batch the state of all operators; answers what they wait for, per clock."""
+        timers: dict[str, int | None] = {}
         for op in self.operators.values():
             op.commit(body["batch"])
+            mode, due = op.timer()
+            if due is not None and mode != "none":
+                timers[mode] = min(due, timers.get(mode) or due)
+        return timers
 
     def barrier(self, body: dict[str, int]) -> dict[str, float]:
         with ThreadPoolExecutor(max(1, len(self.operators))) as pool:

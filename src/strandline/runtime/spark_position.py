@@ -11,6 +11,8 @@ import re
 import uuid
 from pathlib import Path
 
+import msgspec
+
 from strandline.checkpoint.metadata import SourcePosition
 from strandline.errors import CheckpointError
 
@@ -34,6 +36,18 @@ def capture(folder: Path, batch: int) -> SourcePosition:
         for path in _source_files(folder / "sources" / str(number), offset):
             files[path.relative_to(folder).as_posix()] = path.read_bytes()
     return SourcePosition(batch=batch, files=files)
+
+
+def with_watermark(folder: Path, position: SourcePosition) -> SourcePosition:
+    """The position with the watermark that follows from its own batch, if Spark has noted it by now.
+
+    At a barrier Spark may not have: it does once the batch function has returned.
+    """
+    name = f"commits/{position.batch}"
+    path = folder / name
+    if not path.exists():
+        return position
+    return msgspec.structs.replace(position, files={**position.files, name: path.read_bytes()})
 
 
 def _source_files(folder: Path, offset: str) -> list[Path]:

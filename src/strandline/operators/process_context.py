@@ -143,9 +143,13 @@ class ProcessContext:
     def emit(self, output: str, row: Any) -> None:
         """Send a row to the side output of that name."""
         scope = self._scope
-        if scope.index < 0 or self._sides is None:
+        if scope.index < 0:
             raise StrandlineError(
                 f"operator {self._info.uid!r}: emit({output!r}) was called outside of process() and on_timer()"
+            )
+        if self._sides is None:
+            raise StrandlineError(
+                f"operator {self._info.uid!r} has no side output {output!r}: name it in side_outputs=, with its schema"
             )
         self._sides.emit(output, row, scope.values[scope.index])
 

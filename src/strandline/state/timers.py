@@ -86,7 +86,6 @@ class Timers:
         changes.put(_stored(timer), self._encode_key(self._scope.values[self._scope.index]))
         changes.put(prefix + time, b"")
         self._index.add(timer)
-        self._cancelled.discard(timer)
 
     def delete(self, time_ms: int) -> None:
         """Forget a timer of the current key; nothing happens where there is none."""
@@ -94,7 +93,7 @@ class Timers:
         timer = _timer(time, prefix)
         self._remove(timer)
         if time <= self._until:
-            self._cancelled.add(timer)  # it may be among those that have been collected to fire
+            self._cancelled.add(timer)  # it may be among those that have been collected to fire, and shall not
 
     def times(self) -> list[int]:
         """The times of the current key's timers, ascending."""
@@ -106,7 +105,8 @@ class Timers:
         Whoever fires one asks `cancelled` before, and calls `done` after.
         """
         self._until = encode_time(until_ms)
-        return self._index.due(self._until)
+        cancelled = self._cancelled
+        return (due for due in self._index.due(self._until) if due[0] not in cancelled)
 
     def cancelled(self, timer: Timer) -> bool:
         """Whether the timer was deleted since it was collected."""
@@ -115,6 +115,7 @@ class Timers:
     def done(self, timer: Timer) -> None:
         """The timer has fired, and goes."""
         self._remove(timer)
+        self._cancelled.discard(timer)
 
     def encoded_keys(self, due: Sequence[tuple[Timer, bytes | None]]) -> list[bytes]:
         """The encoded keys of some timers out of `due`."""

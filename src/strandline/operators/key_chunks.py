@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType
@@ -14,10 +15,13 @@ from strandline.operators.base import KEY_GROUP_COLUMN
 from strandline.operators.rows import column_reader, fitted, iterate_rows, row_factory
 from strandline.state.codec import ValueCodec
 from strandline.state.keys import EncodedKeys, KeyEncoder
+from strandline.state.values import rounds
 
 _FIRST_CHUNK, _LARGEST_CHUNK, _SMALLEST_CHUNK = 1024, 32_768, 16
 _CHUNK_BYTES: Final = 32 << 20
 """Chunks shrink while one takes more than this, its rows and the values read for it, and grow while it takes less."""
+
+_msgpack: Final = msgspec.msgpack.Encoder().encode
 
 Key = tuple[Any, ...]
 
@@ -134,10 +138,16 @@ class KeyCodec:
         self.schema = StructType([StructField(clock, key, False)])
         """Names the clock, too: stored timers are read again only by an operator with the same keys and clock."""
         codec = ValueCodec(self.schema, "the key of a timer")
-        self.encode: Callable[[Key], bytes] = codec.encode
-        self._decode = codec.decode
         revive = [_reviver(field.dataType) for field in key.fields]
         self._revive = revive if any(revive) else None
+        # Keys come out of Arrow columns, so they fit; only nested ones and decimals have to be brought into form.
+        self._fits = self._revive is None and not rounds(key)
+        self._checked = codec.encode
+        self._decode = codec.decode
+
+    def encode(self, key: Key) -> bytes:
+        """The bytes of a key that user code was given."""
+        return _msgpack((key,)) if self._fits else self._checked(key)
 
     def decode(self, data: bytes) -> Key:
         """The key that `encode` was given, nested structs as rows again."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -275,6 +276,45 @@ def test_a_wrong_row_of_a_timer_names_its_key() -> None:
         h.process([("a", "set", 1), ("b", "set", 2), ("c", "set", 3)])
         with pytest.raises(StrandlineError, match=r"key \('b',\): output column 't'"):
             h.advance_watermark(5)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_plain_keys_come_back_as_they_were(service: str) -> None:
+    at = datetime(2024, 2, 29, 12, 0, 0, 123456)
+    seen: list[Any] = []
+
+    class Keys(KeyedProcessor):
+        def process(self, key: Any, rows: Iterator[Any], context: Any) -> None:
+            seen.append(key)
+            context.register_timer(np.int64(1))
+
+        def on_timer(self, key: Any, timestamp: int, context: Any) -> None:
+            seen.append(key)
+
+    plain = "i int, d double, b boolean, y binary, ts timestamp, tn timestamp_ntz, dt date"
+    schema = f"{plain}, iv interval day to second, a array<int>"
+    full = (
+        1,
+        1.5,
+        True,
+        b"\0\xff",
+        at.replace(tzinfo=UTC),
+        at,
+        at.date(),
+        timedelta(days=-1, microseconds=3),
+        [1, None],
+    )
+    with ProcessorHarness(
+        Keys(), input_schema=schema, key=["i", "d", "b", "y", "ts", "tn", "dt", "iv", "a"], output_schema="n long",
+        time_mode="processing", timer_service=service,  # type: ignore[arg-type]
+    ) as h:  # fmt: skip
+        h.process([full])
+        h.restart()
+        h.process([(None,) * 9])
+        h.restart()
+        h.advance_processing_time(5)
+    assert seen[:2] == [full, (None,) * 9]
+    assert sorted(seen[2:], key=str) == sorted(seen[:2], key=str)
 
 
 @pytest.mark.parametrize("time", [1.5, "1", None, 2**63])

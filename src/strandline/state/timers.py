@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, merge
+from operator import index
 from typing import Any, Final, Literal, cast
 
 import numpy as np
@@ -316,8 +317,8 @@ class _HeapIndex(_TimerIndex):
 
 def _encoded(time_ms: int) -> bytes:
     try:
-        return encode_time(time_ms)
-    except (TypeError, AttributeError, OverflowError):
+        return encode_time(index(time_ms))
+    except (TypeError, OverflowError):
         raise StrandlineError(
             f"a timer's time is a whole number of milliseconds since the epoch, not {time_ms!r}"
         ) from None

@@ -231,7 +231,8 @@ class Sweep:
     """Removes expired entries of keys that do not come back, a bounded part of the state in every batch.
 
     It goes round and round through the subtask's key groups and remembers where it was. A restart makes it begin anew,
-    a batch that runs again makes it skip a part until the next round: neither can lose anything but time.
+    a batch that runs again makes it skip a part until the next round: neither can lose anything but time. A job without
+    batches is not swept, and does not grow either; batches for timers count like any other.
     """
 
     def __init__(self, states: Sequence[tuple[str, Expiry]], groups: range) -> None:

@@ -6,6 +6,7 @@ import copy
 import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -13,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from strandline._options import DurationLike, parse_duration
+from strandline._options import parse_duration
 from strandline.errors import StrandlineError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, SideRows, SubtaskInfo, TimeMode
 from strandline.operators.process import KeyedProcessor, ProcessOperator
@@ -102,8 +103,8 @@ class ProcessorHarness:
         """Run one batch of `rows` (tuples, Rows, lists or dicts, in any order of keys); gives the output rows."""
         return self._run(list(rows), commit)
 
-    def advance_processing_time(self, by: DurationLike, commit: bool = True) -> list[Any]:
-        """Let time go on by `by` (an int is milliseconds, a text a duration like "10s"), and run an empty batch."""
+    def advance_processing_time(self, by: int | str | timedelta, commit: bool = True) -> list[Any]:
+        """Let time go on by `by`, milliseconds or a duration like "10s", and run an empty batch; gives what fired."""
         before = self.processing_time_ms
         self.processing_time_ms += by if isinstance(by, int) else round(parse_duration(by) * 1000)
         made = self._run([], commit)
@@ -112,7 +113,7 @@ class ProcessorHarness:
         return made
 
     def advance_watermark(self, to_ms: int, commit: bool = True) -> list[Any]:
-        """Move the watermark to `to_ms`, and run an empty batch; rows up to there are late in the batches after it."""
+        """Move the watermark to `to_ms`, run an empty batch and give what fired; rows up to there are late after it."""
         before = self.watermark_ms
         if before is not None and to_ms < before:
             raise StrandlineError(f"a watermark never goes back: it is at {before}, not to be moved to {to_ms}")

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 
 from strandline.errors import JobDefinitionError, SchemaError, StrandlineError, UserCodeError
-from strandline.operators import key_chunks
-from strandline.operators import process as process_module
+from strandline.operators import key_chunks, process_output
 from strandline.operators.base import BatchInfo, Operator, SubtaskInfo
 from strandline.operators.process import KeyedProcessor, ProcessOperator
 from strandline.state.ddl import parse_schema
@@ -264,7 +263,7 @@ def test_an_output_row_that_does_not_fit_is_told_with_operator_key_and_column(sl
 
 
 def test_a_wrong_row_names_the_key_that_yielded_it_wherever_it_is_found(slot: Make, monkeypatch: Any) -> None:
-    monkeypatch.setattr(process_module, "_OUTPUT_ROWS", 4)
+    monkeypatch.setattr(process_output, "OUTPUT_ROWS", 4)
 
     def function(self: Any, key: Any, rows: Iterator[Any], context: Any) -> Any:
         return [(*key, "x" if key == ("b",) else 1)]
@@ -386,16 +385,15 @@ def test_a_state_name_is_used_once_and_must_be_plain(slot: Make) -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        lambda context: context.value_state("x", "long", ttl="1h"),
-        lambda context: context.reducing_state("x", "long", max),
-        lambda context: context.aggregating_state("x", "long", max),
         lambda context: context.register_timer(5),
         lambda context: context.delete_timer(5),
+        lambda context: context.list_timers(),
     ],
 )
-def test_what_is_not_there_yet_says_so(slot: Make, use: Any) -> None:
-    with pytest.raises(StrandlineError, match="not available yet in this release"):
-        slot(operator_of(lambda *_: None, lambda self, context: use(context)))
+def test_timers_without_a_clock_say_what_to_pass(slot: Make, use: Any) -> None:
+    mini = slot(operator_of(lambda self, key, rows, context: use(context)))
+    with pytest.raises(StrandlineError, match=r"operator 'visits' has no clock for timers: pass time_mode="):
+        mini.run([("a", 1)])
 
 
 def test_the_context_knows_batch_and_time_and_only_within_a_batch(slot: Make) -> None:

@@ -1,22 +1,27 @@
-"""Rows in the order of their keys, cut into chunks: each key once with all its rows, however long they go on."""
+"""Keys and rows for user code: chunks of rows in the order of their keys, and keys that come back without rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
 from strandline.operators.base import KEY_GROUP_COLUMN
 from strandline.operators.rows import column_reader, fitted, iterate_rows, row_factory
+from strandline.state.codec import ValueCodec
 from strandline.state.keys import EncodedKeys, KeyEncoder
+from strandline.state.values import rounds
 
 _FIRST_CHUNK, _LARGEST_CHUNK, _SMALLEST_CHUNK = 1024, 32_768, 16
 _CHUNK_BYTES: Final = 32 << 20
 """Chunks shrink while one takes more than this, its rows and the values read for it, and grow while it takes less."""
+
+_msgpack: Final = msgspec.msgpack.Encoder().encode
 
 Key = tuple[Any, ...]
 
@@ -123,3 +128,52 @@ class KeyChunks:
         limit = self._reader.limit
         part, self._open = self._open.slice(0, limit), self._open.slice(limit)
         return self._reader.chunk(part)
+
+
+class KeyCodec:
+    """A key as user code sees it to bytes and back, for keys that come back without rows."""
+
+    def __init__(self, struct: StructType, key_columns: Sequence[str], clock: str) -> None:
+        key = StructType([struct[name] for name in key_columns])
+        self.schema = StructType([StructField(clock, key, False)])
+        """Names the clock, too: stored timers are read again only by an operator with the same keys and clock."""
+        codec = ValueCodec(self.schema, "the key of a timer")
+        revive = [_reviver(field.dataType) for field in key.fields]
+        self._revive = revive if any(revive) else None
+        # Keys come out of Arrow columns, so they fit; only nested ones and decimals have to be brought into form.
+        self._fits = self._revive is None and not rounds(key)
+        self._checked = codec.encode
+        self._decode = codec.decode
+
+    def encode(self, key: Key) -> bytes:
+        """The bytes of a key that user code was given."""
+        return _msgpack((key,)) if self._fits else self._checked(key)
+
+    def decode(self, data: bytes) -> Key:
+        """The key that `encode` was given, nested structs as rows again."""
+        key: Key = self._decode(data)
+        if self._revive is None:
+            return key
+        return tuple(value if one is None else one(value) for one, value in zip(self._revive, key, strict=True))
+
+
+def _reviver(data_type: DataType) -> Callable[[Any], Any] | None:
+    """Turns the tuples that stand for nested structs in stored values into rows; None where there are none."""
+    match data_type:
+        case StructType():
+            make = row_factory(data_type)
+            inner = [_reviver(field.dataType) for field in data_type.fields]
+
+            def revive_struct(value: Any) -> Any:
+                if value is None:
+                    return None
+                return make(tuple(part if one is None else one(part) for one, part in zip(inner, value, strict=True)))
+
+            return revive_struct
+        case ArrayType():
+            element = _reviver(data_type.elementType)
+            if element is None:
+                return None
+            return lambda value: None if value is None else [element(part) for part in value]
+        case _:
+            return None  # Spark refuses maps as keys

@@ -4,118 +4,40 @@ from __future__ import annotations
 
 import os
 import traceback
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import pyarrow as pa
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import StructType
 
 from strandline.errors import JobDefinitionError, SchemaError, StrandlineError, UserCodeError
-from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
-from strandline.operators.key_chunks import Key, KeyChunkReader, KeyChunks
-from strandline.operators.rows import RowWriter, arrow_schema
-from strandline.state.access import KeyScope, ListState, MapState, ValueState
+from strandline.operators import process_output
+from strandline.operators.base import (
+    KEY_GROUP_COLUMN,
+    BatchInfo,
+    Operator,
+    Output,
+    SideRows,
+    SubtaskInfo,
+    TimeMode,
+)
+from strandline.operators.key_chunks import Key, KeyChunkReader, KeyChunks, KeyCodec
+from strandline.operators.late_rows import check_event_time, without_late
+from strandline.operators.process_context import ProcessContext
+from strandline.operators.process_output import OutputRows, SideOutputs
+from strandline.operators.rows import RowWriter, arrow_schema, fitted
+from strandline.state.access import KeyScope
 from strandline.state.changes import ChangeSet
 from strandline.state.ddl import parse_schema
 from strandline.state.descriptors import StateDescriptor
-from strandline.state.keys import KeyEncoder
+from strandline.state.keys import KeyEncoder, key_group_range
+from strandline.state.timers import TIMERS, Timers, TimerService, keys_of, time_of
+from strandline.state.ttl import Sweep
 
-_OUTPUT_ROWS: Final = 8192
+__all__ = ["KeyedProcessor", "ProcessContext", "ProcessOperator", "user_traceback"]
+
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
-class ProcessContext:
-    """What a processor may ask of the runtime. States are declared in `open`, time and batch are read in `process`."""
-
-    def __init__(self, info: SubtaskInfo, scope: KeyScope) -> None:
-        self._info = info
-        self._scope = scope
-        self._descriptors: dict[str, StateDescriptor] = {}
-        self._opening = True
-        self._batch: BatchInfo | None = None
-
-    def value_state(self, name: str, schema: str | DataType, ttl: str | None = None) -> ValueState:
-        """Declare a state of one row per key."""
-        struct = parse_schema(schema)
-        return ValueState(self._declare(name, "value", struct, None, ttl), struct, self._scope, self._where(name))
-
-    def list_state(self, name: str, schema: str | DataType, ttl: str | None = None) -> ListState:
-        """Declare a state of a list of rows per key."""
-        struct = parse_schema(schema)
-        return ListState(self._declare(name, "list", struct, None, ttl), struct, self._scope, self._where(name))
-
-    def map_state(
-        self, name: str, key_schema: str | DataType, value_schema: str | DataType, ttl: str | None = None
-    ) -> MapState:
-        """Declare a state of a map per key."""
-        keys, values = parse_schema(key_schema), parse_schema(value_schema)
-        descriptor = self._declare(name, "map", values, keys, ttl)
-        return MapState(descriptor, keys, values, self._scope, self._where(name))
-
-    def reducing_state(self, name: str, *args: object, **kwargs: object) -> Any:
-        """Not available yet."""
-        raise self._not_yet(f"reducing state {name!r}: reducing states are")
-
-    def aggregating_state(self, name: str, *args: object, **kwargs: object) -> Any:
-        """Not available yet."""
-        raise self._not_yet(f"aggregating state {name!r}: aggregating states are")
-
-    def register_timer(self, timestamp_ms: int) -> None:
-        """Not available yet."""
-        raise self._not_yet("timers are")
-
-    def delete_timer(self, timestamp_ms: int) -> None:
-        """Not available yet."""
-        raise self._not_yet("timers are")
-
-    @property
-    def batch_id(self) -> int:
-        """The number of the batch that is being processed."""
-        return self._current().batch_id
-
-    @property
-    def processing_time(self) -> int:
-        """The batch's processing time in milliseconds since the epoch, the same for every subtask and every retry."""
-        return self._current().processing_time_ms
-
-    @property
-    def watermark(self) -> int | None:
-        """The batch's watermark in milliseconds since the epoch; None where the job has no event time."""
-        return self._current().watermark_ms
-
-    @property
-    def subtask(self) -> int:
-        """Which subtask of the operator this is."""
-        return self._info.subtask
-
-    def _current(self) -> BatchInfo:
-        if self._batch is None:
-            raise StrandlineError(f"operator {self._info.uid!r}: there is no batch outside of process()")
-        return self._batch
-
-    def _declare(
-        self, name: str, kind: Any, schema: StructType, key_schema: StructType | None, ttl: str | None
-    ) -> StateDescriptor:
-        if not self._opening:
-            raise StrandlineError(
-                f"operator {self._info.uid!r}: state {name!r} was declared outside of open(); declare every state there"
-            )
-        if name in self._descriptors:
-            raise JobDefinitionError(f"operator {self._info.uid!r} declares the state {name!r} twice")
-        if ttl is not None:
-            raise self._not_yet(f"state {name!r}: ttl={ttl!r}: time-to-live is")
-        keys = None if key_schema is None else key_schema.json()
-        descriptor = StateDescriptor(name, kind, schema.json(), keys)
-        self._descriptors[name] = descriptor
-        return descriptor
-
-    def _where(self, name: str) -> str:
-        return f"state {name!r} of operator {self._info.uid!r}"
-
-    def _not_yet(self, what: str) -> StrandlineError:
-        return StrandlineError(f"operator {self._info.uid!r}: {what} not available yet in this release")
 
 
 class KeyedProcessor:
@@ -129,7 +51,10 @@ class KeyedProcessor:
         raise NotImplementedError(f"{type(self).__name__} has no process() method")
 
     def on_timer(self, key: Key, timestamp: int, context: ProcessContext) -> Iterable[Any] | None:
-        """Called when a timer of the key is due."""
+        """Called when a timer of the key is due, after the rows of the batch and in the order of time.
+
+        It may do all that `process` may; the timer is gone after the call.
+        """
         return None
 
     def close(self) -> None:
@@ -137,7 +62,13 @@ class KeyedProcessor:
 
 
 class ProcessOperator(Operator):
-    """Runs a `KeyedProcessor`: groups rows by key, reads the value states of many keys at once, checks the output."""
+    """Runs a `KeyedProcessor`: groups rows by key, reads the value states of many keys at once, checks the output.
+
+    `time_mode` is the clock of its timers, `timer_service` how those that are due are found: by an index in memory
+    ("heap"), or by a scan of the stored ones ("rocksdb"). `late` says what becomes of rows whose `event_time` the
+    watermark had passed before the batch: "drop", or the name of a side output, which has the input's schema unless
+    `side_outputs` gives it some of the input's columns; None hands them to `process` like any other.
+    """
 
     sorted_input = True
 
@@ -148,6 +79,12 @@ class ProcessOperator(Operator):
         key_columns: Sequence[str],
         input_schema: StructType,
         output_schema: StructType,
+        *,
+        time_mode: TimeMode = "none",
+        timer_service: TimerService = "heap",
+        event_time: str | None = None,
+        late: str | None = None,
+        side_outputs: Mapping[str, str | StructType] | None = None,
     ) -> None:
         self.uid = uid
         self.key_columns = tuple(key_columns)
@@ -156,32 +93,70 @@ class ProcessOperator(Operator):
         self.output_struct = output_schema
         self.input_schema = arrow_schema(input_schema)
         self.output_schema = arrow_schema(output_schema)
-        # Found out here, in the driver, rather than by the first row.
-        KeyEncoder(self.input_schema, self.key_columns, KEY_GROUP_COLUMN)
-        RowWriter(output_schema, self.output_schema, f"operator {uid!r}")
+        self.time_mode = time_mode
+        self.timer_service = timer_service
+        self.event_time = event_time
+        self.late = late
+        self.side_outputs = {name: parse_schema(schema) for name, schema in (side_outputs or {}).items()}
+        if late not in (None, "drop"):
+            self.side_outputs.setdefault(str(late), input_schema)
         self._running: _Running | None = None
+        self._check_arguments()
+
+    def check(self) -> list[StateDescriptor]:
+        """Find in the driver what `open` declares, and what is wrong with it, before anything runs.
+
+        A copy of the processor is opened, made as the slots get theirs, and thrown away unclosed; `context.subtask` is
+        -1 there. Raises `JobDefinitionError` for wrong names, schemas and durations, and for a processor that cannot
+        be copied, because it could not reach a slot either; raises `UserCodeError` where `open` itself fails.
+        """
+        from pyspark import cloudpickle
+
+        try:
+            copy = cloudpickle.loads(cloudpickle.dumps(self.processor))  # type: ignore[no-untyped-call]  # PySpark's own
+        except Exception as error:  # pickling runs user code
+            raise JobDefinitionError(
+                f"operator {self.uid!r}: {type(self.processor).__name__} cannot be sent to the slots: {error}; "
+                "make what cannot be pickled (connections, locks, ...) in open()"
+            ) from error
+        context = ProcessContext(SubtaskInfo("", self.uid, -1, 1, 1), KeyScope())
+        try:
+            copy.open(context)
+        except StrandlineError as error:
+            raise JobDefinitionError(f"operator {self.uid!r}: open(): {error}") from error
+        except Exception as error:  # noqa: BLE001  # user code may raise anything
+            raise UserCodeError(
+                f"operator {self.uid!r}: open() failed in the driver, where a copy of the processor is opened to check "
+                f"its states (context.subtask is -1 there)\n{user_traceback(error)}"
+            ) from None
+        return list(context._descriptors.values())
 
     def open(self, info: SubtaskInfo) -> None:
         """Call the processor's `open`; raises `UserCodeError` where it fails."""
-        scope = KeyScope()
-        context = ProcessContext(info, scope)
+        running = _Running(self, info)
         try:
-            self.processor.open(context)
+            self.processor.open(running.context)
         except StrandlineError:
             raise
         except Exception as error:  # noqa: BLE001  # user code may raise anything
             raise UserCodeError(f"{_place(info)}: open() failed\n{user_traceback(error)}") from None
-        context._opening = False
-        self._running = _Running(self, info, scope, context)
+        running.opened()
+        self._running = running
 
     def states(self) -> list[StateDescriptor]:
-        """The states that `open` declared."""
-        return [] if self._running is None else list(self._running.context._descriptors.values())
+        """The states that `open` declared, and the timers."""
+        if self._running is None:
+            return []
+        declared = list(self._running.context._descriptors.values())
+        if self._running.key_codec is not None:
+            declared.append(StateDescriptor(TIMERS, "timers", self._running.key_codec.schema.json()))
+        return declared
 
-    def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
-        """Process every key of the batch once, in the order in which keys come."""
+    def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
+        """Process every key of the batch once, in the order in which keys come; then fire the timers that are due."""
         if self._running is None:
             raise StrandlineError(f"operator {self.uid!r} was run before it was opened")
+        self.late_rows = 0
         return self._running.run(rows, changes, batch)
 
     def close(self) -> None:
@@ -195,28 +170,78 @@ class ProcessOperator(Operator):
             except Exception as error:  # noqa: BLE001  # user code may raise anything
                 raise UserCodeError(f"{_place(running.info)}: close() failed\n{user_traceback(error)}") from None
 
+    def _check_arguments(self) -> None:
+        """Found out here, in the driver, rather than by the first row."""
+        where = f"operator {self.uid!r}"
+        KeyEncoder(self.input_schema, self.key_columns, KEY_GROUP_COLUMN)
+        RowWriter(self.output_struct, self.output_schema, where)
+        SideOutputs(self.side_outputs, where)
+        for name, value, allowed in (
+            ("time_mode", self.time_mode, get_args(TimeMode)),
+            ("timer_service", self.timer_service, get_args(TimerService)),
+        ):
+            if value not in allowed:
+                raise JobDefinitionError(
+                    f"{where}: {name}={value!r} is not valid; use {' or '.join(map(repr, allowed))}"
+                )
+        if self.time_mode != "none":
+            KeyCodec(self.input_struct, self.key_columns, self.time_mode)
+        if self.event_time is not None:
+            check_event_time(self.input_struct, self.event_time, where)
+        elif self.late is not None:
+            raise JobDefinitionError(
+                f"{where}: late={self.late!r} needs event_time=, the column that tells a row's time"
+            )
+        if self.late not in (None, "drop"):
+            self._check_late_output(str(self.late), where)
+
+    def _check_late_output(self, name: str, where: str) -> None:
+        columns = {field.name: field.dataType for field in self.input_struct.fields}
+        for field in self.side_outputs[name].fields:
+            if columns.get(field.name) != field.dataType:
+                raise JobDefinitionError(
+                    f"{where}: side output {name!r} takes late rows, so its columns are among the input's; "
+                    f"{field.name} {field.dataType.simpleString()} is not"
+                )
+
 
 class _Running:
     """An opened operator in its slot."""
 
-    def __init__(self, operator: ProcessOperator, info: SubtaskInfo, scope: KeyScope, context: ProcessContext) -> None:
+    def __init__(self, operator: ProcessOperator, info: SubtaskInfo) -> None:
+        place = _place(info)
         self.info = info
-        self.context = context
-        self._processor = operator.processor
-        self._scope = scope
-        self._reader = KeyChunkReader(operator.input_struct, operator.input_schema, operator.key_columns, _place(info))
-        self._writer = RowWriter(operator.output_struct, operator.output_schema, _place(info))
+        self._operator = operator
+        self._scope = KeyScope()
+        self._groups = key_group_range(info.subtask, info.parallelism, info.max_parallelism)
+        self.key_codec: KeyCodec | None = None
+        self._timers: Timers | None = None
+        if operator.time_mode != "none":
+            self.key_codec = KeyCodec(operator.input_struct, operator.key_columns, operator.time_mode)
+            self._timers = Timers(self._scope, self._groups, operator.timer_service, self.key_codec.encode)
+        self._sides = SideOutputs(operator.side_outputs, place) if operator.side_outputs else None
+        self._sweep: Sweep | None = None
+        self.context = ProcessContext(info, self._scope, self._timers, self._sides)
+        self._reader = KeyChunkReader(operator.input_struct, operator.input_schema, operator.key_columns, place)
+        self._writer = RowWriter(operator.output_struct, operator.output_schema, place)
 
-    def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
-        scope, context, process = self._scope, self.context, self._processor.process
-        chunks = KeyChunks(self._reader, rows)
-        output = _Output(self._writer)
+    def opened(self) -> None:
+        """User code has declared its states."""
+        context = self.context
+        context._opening = False
+        if context._expiring:
+            self._sweep = Sweep(context._expiring, self._groups)
+
+    def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
+        scope, context, process, sides = self._scope, self.context, self._operator.processor.process, self._sides
+        chunks = KeyChunks(self._reader, self._in_time(rows, batch))
+        output = OutputRows(self._writer)
         pending, keys_out, starts_out = output.rows, output.keys, output.starts
-        scope.begin(changes, batch.batch_id)
-        context._batch = batch
+        limit = process_output.OUTPUT_ROWS
+        self._begin(changes, batch)
         try:
             while (chunk := chunks.next()) is not None:
-                chunks.adapt(scope.load(chunk.keys) + chunk.size)
+                chunks.adapt(scope.load(chunk.keys, chunk.values) + chunk.size)
                 last = len(chunk.counts) - 1
                 for at, (key, count) in enumerate(zip(chunk.values, chunk.counts, strict=True)):
                     scope.index = at
@@ -230,22 +255,87 @@ class _Running:
                         if result is not None:
                             for row in result:
                                 pending.append(row)
-                                if len(pending) >= _OUTPUT_ROWS:
+                                if len(pending) >= limit:
                                     yield output.flush()
                     except Exception as error:  # noqa: BLE001  # user code may raise anything
-                        raise self._explained(error, chunks.error or output.error, key, batch) from None
+                        raise self._explained(error, chunks.error or output.error, key, batch, "process") from None
                     for _ in own:
                         pass  # what the user did not read must not be taken for the next key's rows
                     if scope.unsettled:
                         scope.settle()
+                    if sides is not None and sides.ready:
+                        yield from sides.take()
+            if self._timers is not None:
+                yield from self._fire(self._timers, batch, chunks, output)
             if pending:
                 yield output.flush()
+            if sides is not None:
+                yield from sides.take_all()
         finally:
             context._batch = None
             scope.end()
 
-    def _explained(self, error: Exception, other: Exception | None, key: Key, batch: BatchInfo) -> Exception:
+    def _begin(self, changes: ChangeSet, batch: BatchInfo) -> None:
+        self._scope.begin(changes, batch.batch_id, batch.processing_time_ms)
+        self.context._batch = batch
+        if self._sides is not None:
+            self._sides.begin()
+        if self._timers is not None:
+            self._timers.begin()
+        if self._sweep is not None:
+            self._sweep.run(changes)
+
+    def _in_time(self, rows: Iterator[pa.RecordBatch], batch: BatchInfo) -> Iterator[pa.RecordBatch]:
+        """The rows that are not late, if those are to be told apart."""
+        operator, watermark = self._operator, batch.late_watermark_ms
+        if operator.event_time is None or operator.late is None or watermark is None:
+            return rows
+        return without_late(map(self._reader.fit, rows), operator.event_time, watermark, self._take_late)
+
+    def _take_late(self, rows: pa.RecordBatch) -> None:
+        operator = self._operator
+        operator.late_rows += rows.num_rows
+        if operator.late != "drop" and self._sides is not None:
+            name = str(operator.late)
+            schema = arrow_schema(operator.side_outputs[name])
+            self._sides.ready.append(SideRows(name, fitted(rows, schema, _place(self.info)).cast(schema)))
+
+    def _fire(self, timers: Timers, batch: BatchInfo, chunks: KeyChunks, output: OutputRows) -> Iterator[Output]:
+        """Call `on_timer` for what is due, a chunk of timers at a time."""
+        operator, scope = self._operator, self._scope
+        until = batch.watermark_ms if operator.time_mode == "event" else batch.processing_time_ms
+        due = iter(()) if until is None else timers.due(until)
+        while part := list(islice(due, self._reader.limit)):
+            assert self.key_codec is not None
+            keys = list(map(self.key_codec.decode, timers.encoded_keys(part)))
+            chunks.adapt(scope.load(keys_of([timer for timer, _ in part]), keys))
+            for at, (timer, _) in enumerate(part):
+                if not timers.cancelled(timer):
+                    scope.index = at
+                    yield from self._call_timer(keys[at], time_of(timer), batch, output)
+                    scope.settle()
+                    timers.done(timer)
+                    if self._sides is not None and self._sides.ready:
+                        yield from self._sides.take()
+        operator.next_timer_ms = timers.earliest()
+
+    def _call_timer(self, key: Key, time_ms: int, batch: BatchInfo, output: OutputRows) -> Iterator[pa.RecordBatch]:
+        output.keys.append(key)
+        output.starts.append(len(output.rows))
+        try:
+            result = self._operator.processor.on_timer(key, time_ms, self.context)
+            for row in () if result is None else result:
+                output.rows.append(row)
+                if len(output.rows) >= process_output.OUTPUT_ROWS:
+                    yield output.flush()
+        except Exception as error:  # noqa: BLE001  # user code may raise anything
+            raise self._explained(error, output.error, key, batch, "on_timer") from None
+
+    def _explained(
+        self, error: Exception, other: Exception | None, key: Key, batch: BatchInfo, method: str
+    ) -> Exception:
         """What to raise for an error that came out of user code; `other` is one that only passed through it."""
+        other = other or (self._sides.error if self._sides is not None else None)
         if other is not None:
             return other
         where = f"{_place(self.info)}, key {key}, batch {batch.batch_id}"
@@ -253,34 +343,7 @@ class _Running:
             return type(error)(f"{where}: {error}")
         if isinstance(error, StrandlineError):
             return error
-        return UserCodeError(f"{where}: process() failed\n{user_traceback(error)}")
-
-
-class _Output:
-    """Output rows that wait to become a record batch, and at which row each key's begin."""
-
-    __slots__ = ("_writer", "error", "keys", "rows", "starts")
-
-    def __init__(self, writer: RowWriter) -> None:
-        self._writer = writer
-        self.rows: list[Any] = []
-        self.keys: list[Key] = []
-        self.starts: list[int] = []
-        self.error: SchemaError | None = None
-
-    def flush(self) -> pa.RecordBatch:
-        try:
-            built = self._writer.build(self.rows, self._key_at)
-        except SchemaError as error:
-            self.error = error
-            raise
-        self.rows.clear()
-        del self.keys[:-1]
-        self.starts[:] = [0]
-        return built
-
-    def _key_at(self, row: int) -> object:
-        return self.keys[bisect_right(self.starts, row) - 1]
+        return UserCodeError(f"{where}: {method}() failed\n{user_traceback(error)}")
 
 
 def user_traceback(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -25,33 +25,38 @@ class KeyScope:
     from key to key. `index` is -1 while no key is current; handles refuse access then.
     """
 
-    __slots__ = ("_handles", "_keys", "batch_id", "changes", "index", "unsettled")
+    __slots__ = ("_handles", "batch_id", "changes", "index", "keys", "now_ms", "unsettled", "values")
 
     def __init__(self) -> None:
         self.index = -1
         self.changes: ChangeSet | None = None
         self.batch_id = 0
+        self.now_ms = 0
+        self.values: Sequence[tuple[Any, ...]] = ()
+        """The loaded keys as user code sees them."""
         self.unsettled: list[ListState] = []
         self._handles: list[ValueState | ListState | MapState] = []
-        self._keys: EncodedKeys | None = None
+        self.keys: EncodedKeys | None = None
 
     def add(self, handle: ValueState | ListState | MapState) -> None:
         """Make `handle` follow this scope."""
         self._handles.append(handle)
 
-    def begin(self, changes: ChangeSet, batch_id: int) -> None:
-        """Start a batch: state is read and written through `changes` from now on."""
+    def begin(self, changes: ChangeSet, batch_id: int, now_ms: int = 0) -> None:
+        """Start a batch: state is read and written through `changes`, and expires by `now_ms`."""
         self.index = -1
         self.changes = changes
         self.batch_id = batch_id
+        self.now_ms = now_ms
         self.unsettled.clear()
         for handle in self._handles:
             handle._begin()
 
-    def load(self, keys: EncodedKeys) -> int:
+    def load(self, keys: EncodedKeys, values: Sequence[tuple[Any, ...]] = ()) -> int:
         """Make `keys` the ones that `index` counts, and read their value states in one go; returns the bytes read."""
         self.index = -1
-        self._keys = keys
+        self.keys = keys
+        self.values = values
         order: list[int] | None = None
         size = 0
         for handle in self._handles:
@@ -71,14 +76,15 @@ class KeyScope:
         """Leave the batch; no key is current any more."""
         self.index = -1
         self.changes = None
-        self._keys = None
+        self.keys = None
+        self.values = ()
         self.unsettled.clear()
         for handle in self._handles:
             handle._forget()
 
     def stored_keys(self, state: str) -> list[bytes]:
         """The stored keys of `state` for the loaded keys."""
-        return [] if self._keys is None else self._keys.stored(state)
+        return [] if self.keys is None else self.keys.stored(state)
 
     def writable(self, descriptor: StateDescriptor) -> ChangeSet:
         """The change set, if there is a current key."""
@@ -179,7 +185,7 @@ class _Entries:
 
     def _remove_all(self) -> None:
         changes = self._scope.writable(self.descriptor)
-        keys = [key for key, _ in self._scan()]
+        keys = [key for key, _ in changes.scan(self._prefix())]
         changes.put_many(keys, [None] * len(keys))
 
     def _begin(self) -> None:
@@ -252,10 +258,13 @@ class ListState(_Entries):
         if self._held:
             # The count goes on from key to key within a batch, so no entry of it is ever overwritten.
             suffix = self._scope.batch_id.to_bytes(8, "big") + self._count.to_bytes(4, "big")
-            self._scope.writable(self.descriptor).put(self._prefix() + suffix, self._codec.join(self._held))
+            self._scope.writable(self.descriptor).put(self._prefix() + suffix, self._joined())
             self._count += 1
             self._held.clear()
             self._bytes = 0
+
+    def _joined(self) -> bytes:
+        return self._codec.join(self._held)
 
     def _begin(self) -> None:
         self._held.clear()

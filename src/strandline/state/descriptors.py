@@ -9,7 +9,7 @@ import msgspec
 
 from strandline.errors import JobDefinitionError
 
-StateKind = Literal["value", "list", "map", "aggregate"]
+StateKind = Literal["value", "list", "map", "reducing", "aggregating", "aggregate", "timers"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -28,6 +28,7 @@ class StateDescriptor(msgspec.Struct, frozen=True):
     key_schema: str | None = None
     """The schema of a map's keys; None for other kinds."""
     ttl_ms: int | None = None
+    """How long a value lives; where it is set, every stored value begins with its expiry."""
 
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:

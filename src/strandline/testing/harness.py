@@ -1,0 +1,214 @@
+"""Runs a processor without Spark, batch by batch, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from strandline._options import parse_duration
+from strandline.errors import StrandlineError
+from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, SideRows, SubtaskInfo, TimeMode
+from strandline.operators.process import KeyedProcessor, ProcessOperator
+from strandline.operators.rows import RowWriter, arrow_schema, column_reader, iterate_rows, row_factory
+from strandline.state.changes import ChangeSet
+from strandline.state.ddl import parse_schema
+from strandline.state.heap import HeapBackend
+from strandline.state.query import encode_key, read_state, read_timers
+from strandline.state.timers import TimerService
+
+_KEY_GROUPS: Final = 128
+_BATCH_MEMORY: Final = 64 << 20
+
+
+class ProcessorHarness:
+    """A processor in a slot of its own: the real operator, change set and heap backend; only Spark is not there.
+
+        with ProcessorHarness(
+            CountVisits(), input_schema="user string, at timestamp", key="user", output_schema="user string, n long",
+            time_mode="processing",
+        ) as h:
+            assert h.process([("ann", None), {"user": "bob"}]) == [("ann", 1), ("bob", 1)]
+            assert h.state("visits", "ann") == 1
+            assert h.timers("ann") == [3_600_000]
+            h.restart()
+            assert sorted(h.advance_processing_time("1h")) == [("ann", 0), ("bob", 0)]
+
+    Time begins at 0 and without a watermark. Every call of `process` and `advance_...` is one batch, which is committed
+    unless `commit=False` says that it was lost; the same batch then runs again with what the next call brings.
+    """
+
+    def __init__(
+        self,
+        processor: KeyedProcessor,
+        *,
+        input_schema: str | StructType,
+        key: str | Sequence[str],
+        output_schema: str | StructType,
+        time_mode: TimeMode = "none",
+        timer_service: TimerService = "heap",
+        event_time: str | None = None,
+        late: str | None = None,
+        side_outputs: Mapping[str, str | StructType] | None = None,
+    ) -> None:
+        self.operator = ProcessOperator(
+            "test",
+            processor,
+            [key] if isinstance(key, str) else key,
+            parse_schema(input_schema),
+            parse_schema(output_schema),
+            time_mode=time_mode,
+            timer_service=timer_service,
+            event_time=event_time,
+            late=late,
+            side_outputs=side_outputs,
+        )
+        self.processing_time_ms = 0
+        self.watermark_ms: int | None = None
+        self.late_rows = 0
+        """How many rows were late so far."""
+        self._late_watermark_ms: int | None = None
+        self._batch_id = 1
+        self._backend = HeapBackend()
+        self._spill = tempfile.TemporaryDirectory(prefix="strandline-harness-")
+        struct = self.operator.input_struct
+        self._key_struct = StructType([struct[name] for name in self.operator.key_columns])
+        self._key_places = [struct.fieldNames().index(name) for name in self.operator.key_columns]
+        self._schema = arrow_schema(struct)
+        self._writer = RowWriter(struct, self._schema, "the test's input")
+        self._sides: dict[str, list[Any]] = {name: [] for name in self.operator.side_outputs}
+        self._info = SubtaskInfo("test", "test", 0, 1, _KEY_GROUPS)
+        self._pristine = _copied(processor)
+        self.operator.open(self._info)
+
+    @property
+    def processor(self) -> KeyedProcessor:
+        """The processor that runs now; after a restart it is a copy of what was given, as it was then."""
+        return self.operator.processor
+
+    @property
+    def next_timer_ms(self) -> int | None:
+        """When the operator asks to be called without rows, by its own clock."""
+        return self.operator.next_timer_ms
+
+    def process(self, rows: Iterable[Any], commit: bool = True) -> list[Any]:
+        """Run one batch of `rows` (tuples, Rows, lists or dicts, in any order of keys); gives the output rows."""
+        return self._run(list(rows), commit)
+
+    def advance_processing_time(self, by: int | str | timedelta, commit: bool = True) -> list[Any]:
+        """Let time go on by `by`, milliseconds or a duration like "10s", and run an empty batch; gives what fired."""
+        before = self.processing_time_ms
+        self.processing_time_ms += by if isinstance(by, int) else round(parse_duration(by) * 1000)
+        made = self._run([], commit)
+        if not commit:
+            self.processing_time_ms = before
+        return made
+
+    def advance_watermark(self, to_ms: int, commit: bool = True) -> list[Any]:
+        """Move the watermark to `to_ms`, run an empty batch and give what fired; rows up to there are late after it."""
+        before = self.watermark_ms
+        if before is not None and to_ms < before:
+            raise StrandlineError(f"a watermark never goes back: it is at {before}, not to be moved to {to_ms}")
+        self.watermark_ms = to_ms
+        made = self._run([], commit)
+        if not commit:
+            self.watermark_ms = before
+        return made
+
+    def state(self, name: str, key: Any) -> Any:
+        """What a state holds for a key: a value or None, a list, a dict, or an accumulator."""
+        states = {state.name: state for state in self.operator.states()}
+        if name not in states:
+            raise StrandlineError(f"there is no state {name!r}; the processor declared {', '.join(states) or 'none'}")
+        return read_state(self._backend, states[name], self._encoded(key), self.processing_time_ms)
+
+    def timers(self, key: Any) -> list[int]:
+        """The times of a key's timers, ascending."""
+        return read_timers(self._backend, self._encoded(key))
+
+    def side(self, name: str) -> list[Any]:
+        """All rows that went to a side output so far."""
+        if name not in self._sides:
+            raise StrandlineError(f"there is no side output {name!r} among {', '.join(self._sides) or 'none'}")
+        return list(self._sides[name])
+
+    def restart(self) -> None:
+        """Close the processor, and open a fresh copy of it over the same state, as after a recovery."""
+        if self._pristine is None:
+            raise StrandlineError("the processor cannot be copied (copy.deepcopy), so it cannot be restarted")
+        self.operator.close()
+        self.operator.processor = copy.deepcopy(self._pristine)
+        self.operator.open(self._info)
+
+    def close(self) -> None:
+        """Close the processor. May be called more than once."""
+        self.operator.close()
+        self._backend.close()
+        self._spill.cleanup()
+
+    def __enter__(self) -> ProcessorHarness:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, rows: list[Any], commit: bool) -> list[Any]:
+        operator = self.operator
+        changes = ChangeSet(self._backend, _BATCH_MEMORY, Path(self._spill.name))
+        batch = BatchInfo(self._batch_id, self.processing_time_ms, self.watermark_ms, self._late_watermark_ms)
+        made: list[Any] = []
+        sides: dict[str, list[Any]] = {name: [] for name in self._sides}
+        try:
+            for out in operator.run(iter([self._sorted(rows)] if rows else []), changes, batch):
+                if isinstance(out, SideRows):
+                    sides[out.name] += _rows(out.rows, operator.side_outputs[out.name])
+                else:
+                    made += _rows(out, operator.output_struct)
+            if commit:
+                for keys, values in changes.chunks():
+                    self._backend.apply(keys, values)
+                self._batch_id += 1
+                self._late_watermark_ms = self.watermark_ms
+                self.late_rows += operator.late_rows
+                for name, found in sides.items():
+                    self._sides[name] += found
+        finally:
+            changes.discard()
+        return made
+
+    def _sorted(self, rows: list[Any]) -> pa.RecordBatch:
+        """The rows as Spark would send them: a key's rows together, keys in the order in which they came."""
+        batch = self._writer.build(rows, lambda at: f"of row {at}")
+        values = list(zip(*[batch.column(at).to_pylist() for at in self._key_places], strict=True))
+        keys = [self._encoded(value) for value in values]
+        first = {key: at for at, key in reversed(list(enumerate(keys)))}
+        order = sorted(range(len(keys)), key=lambda at: first[keys[at]])
+        groups = pa.array([int.from_bytes(key[:2], "big") for key in keys], pa.int32())
+        return batch.append_column(pa.field(KEY_GROUP_COLUMN, pa.int32()), groups).take(pa.array(order))
+
+    def _encoded(self, key: Any) -> bytes:
+        values = key if isinstance(key, tuple) else (key,)
+        encoded = encode_key(self._key_struct, values, 0)
+        return (zlib.crc32(encoded) % _KEY_GROUPS).to_bytes(2, "big") + encoded[2:]
+
+
+def _rows(batch: pa.RecordBatch, schema: StructType) -> list[Any]:
+    columns = [column_reader(field.dataType)(batch.column(at)) for at, field in enumerate(schema.fields)]
+    return list(iterate_rows(columns, row_factory(schema)))
+
+
+def _copied(processor: KeyedProcessor) -> KeyedProcessor | None:
+    try:
+        return copy.deepcopy(processor)
+    except Exception:  # noqa: BLE001  # only a restart needs the copy, and says so
+        return None

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.operators.conftest import MiniSlot
+
 from strandline.operators.base import BatchInfo, Operator, SubtaskInfo
 from strandline.state.changes import ChangeSet
-from tests.operators.conftest import MiniSlot
 
 INFO = SubtaskInfo("job", "step", 0, 1, 128)
 
 
 class ClockedSlot(MiniSlot):
-    """Runs batches with a watermark and a processing time; a batch that is not committed is repeated by the next run."""
+    """Runs batches with a watermark and a processing time; a batch that is not committed is run again by the next."""
 
     def __init__(self, operator: Operator, spill: Path) -> None:
         super().__init__(operator, spill)

@@ -55,15 +55,15 @@ class DeduplicateOperator(Operator):
         self.time_column = time_column
         for name in self.key_columns:
             column_type(input_schema, name, where)
-        if ttl_ms is not None and (not isinstance(ttl_ms, int) or isinstance(ttl_ms, bool) or ttl_ms <= 0):
+        if ttl_ms is not None and (type(ttl_ms) is not int or ttl_ms <= 0):
             raise JobDefinitionError(f"{where}: ttl is {ttl_ms!r} ms; it must be a duration above zero")
         if time_column is not None:
             check_time_column(input_schema, time_column, where)
             self.time_mode = "event"
             if ttl_ms is None:
                 raise JobDefinitionError(
-                    f"{where}: deduplication by the event time {time_column!r} needs a ttl: how long after a row others "
-                    "of its key count as duplicates"
+                    f"{where}: deduplication by the event time {time_column!r} needs a ttl: how long after a row "
+                    "others of its key count as duplicates"
                 )
         self.output_schema = arrow_schema(input_schema)
         self._input = self.output_schema.append(pa.field(KEY_GROUP_COLUMN, pa.int32()))

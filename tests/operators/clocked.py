@@ -19,13 +19,14 @@ class ClockedSlot(MiniSlot):
     """Runs batches with a watermark and a processing time; a batch that is not committed is run again by the next."""
 
     def __init__(self, operator: Operator, spill: Path) -> None:
+        self._sent = pickle.dumps(operator)
         super().__init__(operator, spill)
         self.late: int | None = None
         self.reopen()
 
     def reopen(self) -> None:
         """A restart: a new operator object over the same stored state."""
-        self.operator = pickle.loads(pickle.dumps(self.operator))
+        self.operator = pickle.loads(self._sent)
         self.operator.open(INFO)
 
     def at(

@@ -112,13 +112,14 @@ def test_what_comes_out_follows_a_plain_model(slot: Make, data: st.DataObject) -
     upper = None if lower is None else lower + data.draw(st.integers(0, 30))
     mini = slot(joined(how, lower, upper))
     model, watermark, number = Model(how, lower, upper), None, 0
-    keys = st.none() | st.sampled_from(["a", "b"])
+    keys, numbers = st.sampled_from(["a", "a", "a", "b", None]), st.sampled_from([0, 0, 0, 0, 1, None])
 
     def side(last: int, **own: str) -> list[dict[str, Any]]:
         nonlocal number
         rows = []
-        times = st.none() | st.integers(-5000, 1000 * last) | st.integers(0, last).map(lambda ms: 1000 * ms)
-        for key, n, us in data.draw(st.lists(st.tuples(keys, st.none() | st.integers(0, 1), times), max_size=10)):
+        whole = st.integers(max(0, last - 120), last).map(lambda ms: 1000 * ms)
+        times = whole | whole | st.integers(-5000, 1000 * last) | st.none()
+        for key, n, us in data.draw(st.lists(st.tuples(keys, numbers, times), max_size=10)):
             number += 1
             row = {"k": key, "n": n, "us": us, own["n"]: n, own["us"]: at(us), own["id"]: number}
             if own["id"] == "y":
@@ -137,13 +138,13 @@ def test_what_comes_out_follows_a_plain_model(slot: Make, data: st.DataObject) -
         if data.draw(st.booleans(), "small buckets"):
             patch.setattr(join, "_LEAST_BUCKET_US", 7000)
             mini.reopen()
-        for _ in range(data.draw(st.integers(1, 5))):
-            step = data.draw(st.none() | st.integers(0, 60))
+        for _ in range(data.draw(st.integers(1, 6))):
+            step = data.draw(st.none() | st.integers(0, 30))
             later = watermark if step is None else (watermark or 0) + step
             last = (later or 0) + 60
             lefts, rights = side(last, n="j", us="lt", id="x"), side(last, n="i", us="rt", id="y")
             rows = data.draw(st.permutations(tagged(mini.operator, lefts, rights)))  # type: ignore[arg-type]
-            commit = data.draw(st.booleans(), "commit")
+            commit = data.draw(st.integers(0, 3), "commit") > 0
             tried = model if commit else pickle.loads(pickle.dumps(model))
             expected, late = tried.batch(lefts, rights, mini.late, later)
             made = mini.at(rows, later, commit=commit, cuts=data.draw(st.lists(st.integers(0, 20), max_size=3)))

@@ -35,8 +35,8 @@ class ExpiryIndex:
     """Gives back stored keys when their time has come, without a look at any other.
 
     Keys of one group that end within the same `granule_ms` share an entry, `key group | name | 0 | earliest time |
-    batch | number`: an entry per key would double the writes of a batch. What the index gives back must be checked against
-    the entry itself, which may have been renewed since.
+    batch | number`: an entry per key would double the writes of a batch. What the index gives back must be checked
+    against the entry itself, which may have been renewed since.
     """
 
     def __init__(self, name: str, granule_ms: int, info: SubtaskInfo) -> None:

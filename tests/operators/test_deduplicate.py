@@ -35,7 +35,7 @@ def slot(tmp_path: Path) -> Make:
 keys = st.tuples(st.none() | st.sampled_from(["a", "b", "a\0"]), st.none() | st.integers(0, 2))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_passes_follows_a_plain_model(slot: Make, data: st.DataObject) -> None:
     by_event = data.draw(st.booleans(), "by event time")

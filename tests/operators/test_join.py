@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -103,23 +104,23 @@ class Model:
         return bool(left["us"] + 1000 * self.lower <= right["us"] <= left["us"] + 1000 * self.upper)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_comes_out_follows_a_plain_model(slot: Make, data: st.DataObject) -> None:
-    timed = data.draw(st.booleans(), "timed")
+    timed = data.draw(st.integers(0, 3), "timed") > 0
     how = data.draw(st.sampled_from(["inner", "left", "right", "full"])) if timed else "inner"
     lower = data.draw(st.integers(-30, 20)) if timed else None
-    upper = None if lower is None else lower + data.draw(st.integers(0, 30))
+    upper = None if lower is None else lower + data.draw(st.integers(0, 9) | st.integers(10, 60))
     mini = slot(joined(how, lower, upper))
     model, watermark, number = Model(how, lower, upper), None, 0
-    keys, numbers = st.sampled_from(["a", "a", "a", "b", None]), st.sampled_from([0, 0, 0, 0, 1, None])
+    keys = st.sampled_from([("a", 0)] * 6 + [("b", 0), ("a", 1), (None, 0), ("a", None)])
 
     def side(last: int, **own: str) -> list[dict[str, Any]]:
         nonlocal number
         rows = []
-        whole = st.integers(max(0, last - 120), last).map(lambda ms: 1000 * ms)
+        whole = st.integers(max(0, last - 60), last).map(lambda ms: 1000 * ms)
         times = whole | whole | st.integers(-5000, 1000 * last) | st.none()
-        for key, n, us in data.draw(st.lists(st.tuples(keys, numbers, times), max_size=10)):
+        for (key, n), us in data.draw(st.lists(st.tuples(keys, times), max_size=8)):
             number += 1
             row = {"k": key, "n": n, "us": us, own["n"]: n, own["us"]: at(us), own["id"]: number}
             if own["id"] == "y":
@@ -141,7 +142,7 @@ def test_what_comes_out_follows_a_plain_model(slot: Make, data: st.DataObject) -
         for _ in range(data.draw(st.integers(1, 6))):
             step = data.draw(st.none() | st.integers(0, 30))
             later = watermark if step is None else (watermark or 0) + step
-            last = (later or 0) + 60
+            last = (later or 0) + 40
             lefts, rights = side(last, n="j", us="lt", id="x"), side(last, n="i", us="rt", id="y")
             rows = data.draw(st.permutations(tagged(mini.operator, lefts, rights)))  # type: ignore[arg-type]
             commit = data.draw(st.integers(0, 3), "commit") > 0
@@ -159,6 +160,31 @@ def test_what_comes_out_follows_a_plain_model(slot: Make, data: st.DataObject) -
         if timed:
             mini.at([], (watermark or 0) + 100_000)
             assert mini.entries() == 0
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
+@pytest.mark.parametrize(("lower", "upper"), [(-20, 20), (5, 25), (0, 0)])
+def test_larger_batches_follow_the_model_too(slot: Make, how: str, lower: int, upper: int) -> None:
+    chance = Random(f"{how} {lower}")
+    mini = slot(joined(how, lower, upper))
+    model = Model(how, lower, upper)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(join, "_LEAST_BUCKET_US", 7000)
+        mini.reopen()
+        for batch in range(1, 9):
+            sides: list[list[dict[str, Any]]] = []
+            for n_name, time_name, id_name in (("j", "lt", "x"), ("i", "rt", "y")):
+                rows = []
+                for _ in range(40):
+                    n, us = chance.randrange(8), 1000 * chance.randrange(20 * batch - 30, 20 * batch + 40)
+                    number: Any = chance.randrange(10**9)
+                    named = {n_name: n, time_name: at(us), id_name: number if id_name == "x" else str(number)}
+                    rows.append({"k": "a", "n": n, "us": us} | named)
+                sides.append(rows)
+            expected, late = model.batch(*sides, mini.late, 20 * batch)
+            assert Counter(mini.at(tagged(mini.operator, *sides), 20 * batch)) == Counter(expected)  # type: ignore[arg-type]
+            assert mini.operator.late_rows == late
+    assert late > 0
 
 
 def row_of(number: int, key: str = "a", us: int = 0) -> dict[str, Any]:

@@ -74,8 +74,9 @@ def is_valid(column: Any) -> npt.NDArray[np.bool_]:
 
 def found(values: list[bytes | None]) -> npt.NDArray[np.int64]:
     """Where stored values are there."""
-    if values.count(None) == len(values):
-        return np.zeros(0, np.int64)
+    missing = values.count(None)
+    if missing in (0, len(values)):
+        return np.arange(len(values) - missing)
     return np.flatnonzero(np.fromiter((value is not None for value in values), np.bool_, len(values)))
 
 

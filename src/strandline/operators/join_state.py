@@ -78,16 +78,19 @@ class Heads:
         places = np.flatnonzero(dirty[self.items.pack])
         items = self.items.take(places[np.argsort(self.items.pack[places], kind="stable")])
         items = self._split(items)
-        values = np.flatnonzero(np.concatenate((dirty, np.ones(len(self.keys) - len(dirty), np.bool_))))
+        counts = np.bincount(items.pack, minlength=len(self.keys))
+        kept = counts > 0
+        kept[: len(self.headers)] |= (self.headers["left"] > 0) | (self.headers["right"] > 0)
+        dirty = np.concatenate((dirty, np.ones(len(self.keys) - len(dirty), np.bool_)))
+        gone = [self.keys[at] for at in np.flatnonzero(dirty & ~kept).tolist()]
+        self._changes.put_many(gone, [None] * len(gone))
+        values = np.flatnonzero(dirty & kept)
+        numbers = np.empty(len(self.keys), np.int64)
+        numbers[values] = np.arange(len(values))
         headers = np.zeros(len(values), _CODEC.header)
         is_head = values < len(self.headers)
         headers[is_head] = self.headers[values[is_head]]
-        packed = items.in_packs(np.searchsorted(values, items.pack))
-        coded: list[bytes | None] = list(_CODEC.encode(headers, packed))
-        counts = np.bincount(packed.pack, minlength=len(values))
-        kept = (counts > 0) | (headers["left"] > 0) | (headers["right"] > 0)
-        for at in np.flatnonzero(~kept).tolist():
-            coded[at] = None
+        coded = _CODEC.encode(headers, items.in_packs(numbers[items.pack]))
         self._changes.put_many([self.keys[at] for at in values.tolist()], coded)
 
     def _split(self, items: Items) -> Items:

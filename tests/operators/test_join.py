@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -185,6 +186,31 @@ def test_larger_batches_follow_the_model_too(slot: Make, how: str, lower: int, u
             assert Counter(mini.at(tagged(mini.operator, *sides), 20 * batch)) == Counter(expected)  # type: ignore[arg-type]
             assert mini.operator.late_rows == late
     assert late > 0
+
+
+points = st.integers(0, 5) | st.sampled_from([-(10**17), 10**17])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), points, st.integers(0, 3))), st.lists(st.tuples(st.integers(0, 3), points))
+)
+def test_ranges_of_time_are_found_however_far_apart(queries: Any, targets: Any) -> None:
+    ask = np.array(queries, np.int64).reshape(-1, 3)
+    have = np.array(targets, np.int64).reshape(-1, 2)
+    expected = {
+        (q, t)
+        for q, (key, low, span) in enumerate(queries)
+        for t, (other, time) in enumerate(targets)
+        if key == other and low <= time <= low + span
+    }
+    for largest in (1 << 62, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(join_state, "_LARGEST_PLACE", largest)
+            found = join_state.matching(ask[:, 0], ask[:, 1], ask[:, 1] + ask[:, 2], have[:, 0], have[:, 1])
+        pairs = [found.pairs(start, start + 2) for start in range(0, len(found), 2)]
+        assert sorted((int(q), int(t)) for qs, ts in pairs for q, t in zip(qs, ts, strict=True)) == sorted(expected)
+        assert np.flatnonzero(found.queries()).tolist() == sorted({q for q, _ in expected})
+        assert np.flatnonzero(found.targets()).tolist() == sorted({t for _, t in expected})
 
 
 def row_of(number: int, key: str = "a", us: int = 0) -> dict[str, Any]:

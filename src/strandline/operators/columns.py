@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from functools import reduce
+from itertools import repeat
+from operator import is_not
 from typing import Any, Final
 
 import numpy as np
@@ -77,7 +79,7 @@ def found(values: list[bytes | None]) -> npt.NDArray[np.int64]:
     missing = values.count(None)
     if missing in (0, len(values)):
         return np.arange(len(values) - missing)
-    return np.flatnonzero(np.fromiter((value is not None for value in values), np.bool_, len(values)))
+    return np.flatnonzero(np.fromiter(map(is_not, values, repeat(None)), np.bool_, len(values)))
 
 
 def conform(rows: Any, struct: StructType, schema: pa.Schema, where: str) -> pa.Table:

@@ -68,7 +68,9 @@ class ExpiryIndex:
         if not keys:
             return
         data = pa.array(keys, pa.large_binary())
-        groups = np.fromiter((key[0] << 8 | key[1] for key in keys), np.int64, len(keys))
+        starts = np.frombuffer(data.buffers()[1], np.int64, len(keys))
+        content = np.frombuffer(data.buffers()[2], np.uint8)
+        groups = content[starts].astype(np.int64) << 8 | content[starts + 1]
         cells = times // self._granule
         order = np.lexsort((cells, groups))
         groups, cells = groups[order], cells[order]

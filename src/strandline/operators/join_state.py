@@ -20,6 +20,7 @@ MATCHED: Final = 2
 """Flags of a stored row: which side it is of (0: left, 1: right), whether it found a partner."""
 _CHUNK_BYTES: Final = 32 << 10
 _CODEC: Final = PackCodec([("left", "<u4"), ("right", "<u4"), ("due", "<i8")])
+_LARGEST_PLACE: Final = 1 << 62
 _COUNTERS: Final = ("left", "right")
 
 
@@ -124,15 +125,22 @@ def matching(
     target_times: npt.NDArray[np.int64],
 ) -> Matches:
     """Which targets have the key of a query and a time from its `low` to its `high`."""
-    times = np.unique(target_times)
-    ranks = np.searchsorted(times, target_times)
-    span = len(times) + 1
+    if not len(keys) or not len(target_keys):
+        nothing = np.zeros(len(keys), np.int64)
+        return Matches(np.arange(len(target_keys)), nothing, nothing)
+    first, last = int(target_times.min()), int(target_times.max())
+    if (max(int(keys.max()), int(target_keys.max())) + 1) * (last - first + 2) < _LARGEST_PLACE:
+        low, high = np.clip(low, first, last + 1) - first, np.clip(high + 1, first, last + 1) - first
+        ranks, span = target_times - first, last - first + 2
+    else:
+        times = np.unique(target_times)
+        low, high = np.searchsorted(times, low), np.searchsorted(times, high, side="right")
+        ranks, span = np.searchsorted(times, target_times), len(times) + 1
+    # A target's place tells its key and then its time; those of a query are next to each other.
     places = target_keys * span + ranks
     order = np.argsort(places, kind="stable")
     places = places[order]
-    begin = np.searchsorted(places, keys * span + np.searchsorted(times, low))
-    end = np.searchsorted(places, keys * span + np.searchsorted(times, high, side="right"))
-    return Matches(order, begin, end)
+    return Matches(order, np.searchsorted(places, keys * span + low), np.searchsorted(places, keys * span + high))
 
 
 class Matches:

@@ -22,6 +22,7 @@ class ClockedSlot(MiniSlot):
         self._sent = pickle.dumps(operator)
         super().__init__(operator, spill)
         self.late: int | None = None
+        self.memory = 1 << 20
         self.reopen()
 
     def reopen(self) -> None:
@@ -38,7 +39,7 @@ class ClockedSlot(MiniSlot):
         cuts: Sequence[int] = (),
     ) -> list[tuple[Any, ...]]:
         """Run one batch at the given times; gives the output rows."""
-        changes = ChangeSet(self.backend, 1 << 20, self._spill)
+        changes = ChangeSet(self.backend, self.memory, self._spill)
         batch = BatchInfo(self.batch_id, now, watermark, self.late)
         made: list[tuple[Any, ...]] = []
         for out in self.operator.run(self.batches(rows, cuts), changes, batch):

@@ -17,6 +17,7 @@ from strandline.operators import deduplicate, expiry
 from strandline.operators.base import Operator
 from strandline.operators.deduplicate import DeduplicateOperator
 from strandline.state.ddl import parse_schema
+from strandline.state.factory import open_backend
 
 Make = Callable[[Operator], ClockedSlot]
 INPUT = parse_schema("k string, j long, t timestamp, x long")
@@ -77,8 +78,9 @@ def test_what_passes_follows_a_plain_model(slot: Make, data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize("time_column", [None, "t"])
-def test_all_state_is_gone_when_every_key_has_expired(slot: Make, time_column: str | None) -> None:
+def test_all_state_is_gone_when_every_key_has_expired(slot: Make, tmp_path: Path, time_column: str | None) -> None:
     mini = slot(DeduplicateOperator("d", ["j"], INPUT, 100, time_column))
+    mini.backend, mini.memory = open_backend("rocksdb", tmp_path / "db"), 100_000
     rows = [("a", n, at(n % 50), n) for n in range(3000)]
     assert len(mini.at(rows, watermark=-1, now=0)) == 3000
     assert mini.entries() > 3000
@@ -87,6 +89,7 @@ def test_all_state_is_gone_when_every_key_has_expired(slot: Make, time_column: s
     assert mini.entries() == 0
     again = [("a", 1, at(200), 1)]
     assert mini.at(again, watermark=151, now=200) == again
+    mini.backend.close()
 
 
 def test_cleaning_is_bounded_and_what_waits_for_it_is_not_known(slot: Make, monkeypatch: pytest.MonkeyPatch) -> None:

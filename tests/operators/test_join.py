@@ -21,6 +21,7 @@ from strandline.operators import expiry, join, join_state
 from strandline.operators.base import Operator
 from strandline.operators.join import JoinOperator
 from strandline.state.ddl import parse_schema
+from strandline.state.factory import open_backend
 
 Make = Callable[[Operator], ClockedSlot]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -164,10 +165,14 @@ def test_what_comes_out_follows_a_plain_model(slot: Make, data: st.DataObject) -
 
 
 @pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
-@pytest.mark.parametrize(("lower", "upper"), [(-20, 20), (5, 25), (0, 0)])
-def test_larger_batches_follow_the_model_too(slot: Make, how: str, lower: int, upper: int) -> None:
+@pytest.mark.parametrize(("lower", "upper", "on_disk"), [(-20, 20, True), (5, 25, False), (0, 0, False)])
+def test_larger_batches_follow_the_model_too(
+    slot: Make, tmp_path: Path, how: str, lower: int, upper: int, on_disk: bool
+) -> None:
     chance = Random(f"{how} {lower}")
     mini = slot(joined(how, lower, upper))
+    if on_disk:
+        mini.backend, mini.memory = open_backend("rocksdb", tmp_path / "db"), 4000
     model = Model(how, lower, upper)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(join, "_LEAST_BUCKET_US", 7000)
@@ -186,6 +191,7 @@ def test_larger_batches_follow_the_model_too(slot: Make, how: str, lower: int, u
             assert Counter(mini.at(tagged(mini.operator, *sides), 20 * batch)) == Counter(expected)  # type: ignore[arg-type]
             assert mini.operator.late_rows == late
     assert late > 0
+    mini.backend.close()
 
 
 points = st.integers(0, 5) | st.sampled_from([-(10**17), 10**17])

@@ -158,10 +158,25 @@ class ColumnCodec:
 
     def encode(self, rows: pa.RecordBatch) -> list[bytes]:
         """The bytes of every row of `rows`, whose columns are those of the schema."""
-        count = rows.num_rows
-        if count == 0:
+        if rows.num_rows == 0:
             return []
-        header = np.zeros(count, self._header)
+        if self._variable:
+            values: list[bytes] = self.encode_array(rows).to_pylist()
+            return values
+        encoded: list[bytes] = self._headers(rows)[0].view(f"V{self._header.itemsize}").tolist()
+        return encoded
+
+    def encode_array(self, rows: pa.RecordBatch) -> Any:
+        """The bytes of every row of `rows` as an Arrow binary array."""
+        header, contents = self._headers(rows)
+        width = self._header.itemsize
+        fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(header), [None, pa.py_buffer(header)])
+        joined = fixed.cast(pa.binary())
+        return pc.binary_join_element_wise(joined, *contents, pa.scalar(b"", pa.binary())) if contents else joined
+
+    def _headers(self, rows: pa.RecordBatch) -> tuple[npt.NDArray[Any], list[Any]]:
+        """The header of every row, and the contents of the columns of varying width."""
+        header = np.zeros(rows.num_rows, self._header)
         contents = []
         for at, column in enumerate(rows.columns):
             valid = column.is_valid().to_numpy(zero_copy_only=False)
@@ -175,31 +190,31 @@ class ColumnCodec:
                 header[f"v{at}"] = _raw(column)
                 if column.null_count:
                     header[f"v{at}"][~valid] = b""
-        width = self._header.itemsize
-        if not contents:
-            encoded: list[bytes] = header.view(f"V{width}").tolist()
-            return encoded
-        fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(header)])
-        joined = pc.binary_join_element_wise(fixed.cast(pa.binary()), *contents, pa.scalar(b"", pa.binary()))
-        values: list[bytes] = joined.to_pylist()
-        return values
+        return header, contents
 
     def decode(self, values: list[bytes]) -> pa.RecordBatch:
         """The rows that `encode` made `values` of; raises `SchemaError` where they are of another shape."""
-        count, width = len(values), self._header.itemsize
-        data = b"".join(values)
+        lengths = np.fromiter(map(len, values), np.int64, len(values))
+        return self._decode(b"".join(values), np.cumsum(lengths) - lengths, lengths)
+
+    def decode_array(self, values: Any) -> pa.RecordBatch:
+        """The rows of an Arrow array of type large binary without nulls, as `decode` does."""
+        offsets = np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, values.offset * 8)
+        data = values.buffers()[2]
+        return self._decode(data if data is not None else b"", offsets[:-1], np.diff(offsets))
+
+    def _decode(self, data: Any, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        count, width = len(starts), self._header.itemsize
+        everything = np.frombuffer(data, np.uint8)
         if self._variable:
-            lengths = np.fromiter(map(len, values), np.int64, count)
-            starts = np.cumsum(lengths) - lengths
             if count and lengths.min() < width:
                 raise self._unreadable()
-            everything = np.frombuffer(data, np.uint8)
             header = everything[starts[:, None] + np.arange(width)].view(self._header).reshape(count)
         else:
-            if len(data) != count * width:
+            if (lengths != width).any():
                 raise self._unreadable()
-            header = np.frombuffer(data, self._header)
-            lengths = starts = np.zeros(0, np.int64)
+            first = int(starts[0]) if count else 0
+            header = everything[first : first + count * width].view(self._header)
         columns: dict[int, Any] = {}
         if self._variable:
             edges = np.empty((count, len(self._variable) + 1), np.int64)
@@ -216,7 +231,7 @@ class ColumnCodec:
         return pa.RecordBatch.from_arrays([columns[at] for at in range(len(self.schema))], schema=self.schema)
 
     def _contents(
-        self, data: bytes, begin: npt.NDArray[np.int64], end: npt.NDArray[np.int64], valid: npt.NDArray[Any], at: int
+        self, data: Any, begin: npt.NDArray[np.int64], end: npt.NDArray[np.int64], valid: npt.NDArray[Any], at: int
     ) -> Any:
         # Every second element of one array over all bytes is the column; the others are what lies between.
         count = len(begin)

@@ -9,7 +9,10 @@ import msgspec
 
 from strandline.errors import JobDefinitionError
 
-StateKind = Literal["value", "list", "map", "reducing", "aggregating", "aggregate", "timers"]
+StateKind = Literal[
+    "value", "list", "map", "reducing", "aggregating", "aggregate", "timers", "columns", "rows", "index"
+]
+"""`columns`: one row per key, as Arrow columns; `rows`: a join's rows per key; `index`: when entries of others end."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 

@@ -1,0 +1,142 @@
+"""Of the rows of a key the first passes, and no other while the key is remembered; a plain model says which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.operators.clocked import ClockedSlot
+
+from strandline.errors import JobDefinitionError
+from strandline.operators import deduplicate, expiry
+from strandline.operators.base import Operator
+from strandline.operators.deduplicate import DeduplicateOperator
+from strandline.state.ddl import parse_schema
+from strandline.state.factory import open_backend
+
+Make = Callable[[Operator], ClockedSlot]
+INPUT = parse_schema("k string, j long, t timestamp, x long")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def at(ms: int | None) -> datetime | None:
+    return None if ms is None else EPOCH + timedelta(milliseconds=ms)
+
+
+@pytest.fixture
+def slot(tmp_path: Path) -> Make:
+    return lambda operator: ClockedSlot(operator, tmp_path)
+
+
+keys = st.tuples(st.none() | st.sampled_from(["a", "b", "a\0"]), st.none() | st.integers(0, 2))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_what_passes_follows_a_plain_model(slot: Make, data: st.DataObject) -> None:
+    by_event = data.draw(st.booleans(), "by event time")
+    ttl = data.draw(st.integers(1, 40)) if by_event else data.draw(st.none() | st.integers(1, 40))
+    mini = slot(DeduplicateOperator("d", ["k", "j"], INPUT, ttl, "t" if by_event else None))
+    until: dict[Any, int | None] = {}
+    now, watermark, number = 0, None, 0
+    with pytest.MonkeyPatch.context() as patch:
+        if data.draw(st.booleans(), "small limits"):
+            patch.setattr(deduplicate, "_GATHER_ROWS", 2)
+            patch.setattr(deduplicate, "_LEAST_CLEANED", 1)
+            patch.setattr(expiry, "_READ_ENTRIES", 2)
+        for _ in range(data.draw(st.integers(1, 6))):
+            now += data.draw(st.integers(0, 30))
+            step = data.draw(st.none() | st.integers(0, 30))
+            later = watermark if step is None else (watermark or 0) + step
+            times = st.none() | st.integers(0, (later or 0) + 30)
+            drawn = data.draw(st.lists(st.tuples(keys, times), max_size=12))
+            rows = []
+            for key, time in drawn:
+                number += 1
+                rows.append((*key, at(time), number))
+            clock = mini.late if by_event else now
+            known = {key: end for key, end in until.items() if end is None or clock is None or end > clock}
+            expected, late = [], 0
+            for row, (key, time) in zip(rows, drawn, strict=True):
+                if by_event and (time is None or (mini.late is not None and time <= mini.late)):
+                    late += 1
+                elif key not in known:
+                    known[key] = None if ttl is None else ttl + (time if by_event and time is not None else now)
+                    expected.append(row)
+            commit = data.draw(st.booleans(), "commit")
+            assert mini.at(rows, later, now, commit, data.draw(st.lists(st.integers(0, 12), max_size=3))) == expected
+            assert mini.operator.late_rows == late
+            if commit:
+                until, watermark = known, later
+            if data.draw(st.booleans(), "restart"):
+                mini.reopen()
+
+
+@pytest.mark.parametrize("time_column", [None, "t"])
+def test_all_state_is_gone_when_every_key_has_expired(slot: Make, tmp_path: Path, time_column: str | None) -> None:
+    mini = slot(DeduplicateOperator("d", ["j"], INPUT, 100, time_column))
+    mini.backend, mini.memory = open_backend("rocksdb", tmp_path / "db"), 100_000
+    rows = [("a", n, at(n % 50), n) for n in range(3000)]
+    assert len(mini.at(rows, watermark=-1, now=0)) == 3000
+    assert mini.entries() > 3000
+    assert mini.at(rows[:10], watermark=-1, now=50) == []
+    mini.at([], watermark=151, now=151)
+    assert mini.entries() == 0
+    again = [("a", 1, at(200), 1)]
+    assert mini.at(again, watermark=151, now=200) == again
+    mini.backend.close()
+
+
+def test_cleaning_is_bounded_and_what_waits_for_it_is_not_known(slot: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deduplicate, "_LEAST_CLEANED", 100)
+    mini = slot(DeduplicateOperator("d", ["j"], INPUT, 100))
+    rows = [("a" * (n % 40), n, None, n) for n in range(3000)]
+    mini.at(rows, now=0)
+    before = mini.entries()
+    mini.at([], now=100)
+    assert 0 < mini.entries() < before
+    assert mini.at(rows, now=100) == rows
+    for _ in range(40):
+        mini.at([], now=150)
+    # What was renewed stays, whatever the index still had of its first time.
+    assert mini.at(rows, now=199) == []
+    assert len(mini.at(rows, now=200)) == 3000
+
+
+def test_a_repeated_batch_passes_the_same_rows(slot: Make) -> None:
+    mini = slot(DeduplicateOperator("d", ["k"], INPUT, 10, "t"))
+    rows = [("a", 1, at(5), 1), ("a", 2, at(6), 2), ("b", 1, at(7), 3)]
+    for commit in (False, False, True):
+        assert mini.at(rows, watermark=20, commit=commit) == [rows[0], rows[2]]
+    assert mini.entries() == 0
+
+
+def test_nested_keys_and_payloads(slot: Make) -> None:
+    schema = parse_schema("k array<int>, m map<string,long>")
+    mini = slot(DeduplicateOperator("d", ["k"], schema, None))
+    rows = [([1], [("a", 1)]), ([1], None), ([2], None)]
+    assert mini.at(rows) == [rows[0], rows[2]]
+    mini.reopen()
+    assert mini.at(rows) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "ttl", "time", "told"),
+    [
+        (["kk"], None, None, "no column 'kk'; did you mean 'k'"),
+        (["k"], 0, None, "ttl is 0 ms"),
+        (["k"], True, None, "ttl is True ms"),
+        (["k"], None, "t", "needs a ttl"),
+        (["k"], 5, "x", "time column 'x' is of type bigint; cast it to timestamp"),
+        (["k"], 5, "tt", "no column 'tt'"),
+    ],
+)
+def test_wrong_arguments_are_refused_when_the_job_is_built(keys: Any, ttl: Any, time: Any, told: str) -> None:
+    with pytest.raises(JobDefinitionError, match=told) as caught:
+        DeduplicateOperator("once", keys, INPUT, ttl, time)
+    assert "operator 'once'" in str(caught.value)

@@ -24,7 +24,7 @@ from strandline.operators.aggregates import (
 )
 from strandline.operators.arrow_aggregate import ArrowAggregate
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
-from strandline.operators.grouping import Grouping, first_arrival, flat, gathered
+from strandline.operators.grouping import Grouping, Partials, first_arrival, flat, gathered
 from strandline.operators.rows import arrow_schema
 from strandline.state.changes import ChangeSet
 from strandline.state.descriptors import StateDescriptor
@@ -86,15 +86,20 @@ class AggregateOperator(Operator):
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
         """Aggregate the batch, lay it over the state and yield one row per key of the batch."""
         grouping = self._grouping
-        tables = gathered(rows, self._input, grouping.where, first_arrival(grouping.plan, batch.batch_id))
+        partials = Partials(grouping.merge)
         folded: list[pa.Table] = []
-        for partial, final in grouping.folds(map(grouping.partial, tables), grouping.merge):
-            only = final and not folded
-            for keys, running in grouping.fold(partial, STATE_NAME, changes):
-                if only:
-                    yield self._output(keys, running)
-                else:
+        for table in gathered(rows, self._input, grouping.where, first_arrival(grouping.plan, batch.batch_id)):
+            full = partials.add(grouping.partial(table))
+            if full is not None:
+                folded += (keys for keys, _ in grouping.fold(full, STATE_NAME, changes))
+        rest = partials.rest()
+        if rest is not None:
+            reread = bool(folded)
+            for keys, running in grouping.fold(rest, STATE_NAME, changes):
+                if reread:
                     folded.append(keys)
+                else:
+                    yield self._output(keys, running)
         if folded:
             for keys, running in grouping.reread(grouping.distinct(folded), STATE_NAME, changes):
                 yield self._output(keys, running)

@@ -46,7 +46,9 @@ from strandline.operators.rows import arrow_schema
 from strandline.state.codec import ColumnCodec
 from strandline.state.ddl import parse_schema
 
-Function = Literal["count", "sum", "min", "max", "avg", "first", "last", "collect_list", "approx_count_distinct", "user"]
+Function = Literal[
+    "count", "sum", "min", "max", "avg", "first", "last", "collect_list", "approx_count_distinct", "user"
+]
 
 
 class Aggregate(msgspec.Struct, frozen=True):
@@ -221,7 +223,9 @@ class AggregatePlan:
         for column in columns:
             self._type_of(column)
             if column == GROUP_ID:
-                raise JobDefinitionError(f"{self._where}: {name}: no input column may be called {GROUP_ID!r}; rename it")
+                raise JobDefinitionError(
+                    f"{self._where}: {name}: no input column may be called {GROUP_ID!r}; rename it"
+                )
         try:
             ColumnCodec(code.state_schema)
             kind = parse_schema(f"value {code.result_type}")

@@ -38,8 +38,8 @@ class ArrowAggregate(ABC):
 
         stream.key_by("symbol").aggregate(vwap=Vwap()("price", "size"))
 
-    Results must not depend on how rows were spread over partial results. Errors are raised as `UserCodeError`, tables of
-    another shape as `SchemaError`.
+    Results must not depend on how rows were spread over partial results. Errors are raised as `UserCodeError`, tables
+    of another shape as `SchemaError`.
     """
 
     state_schema: ClassVar[pa.Schema]
@@ -109,7 +109,9 @@ class UserAccumulator(GroupAccumulator):
         ids = made.column(GROUP_ID).to_numpy()
         by_id = np.argsort(ids, kind="stable")
         if not np.array_equal(ids[by_id], np.arange(len(groups))):
-            raise SchemaError(f"{self._where}: {what} must return one row for each of the {len(groups)} values of {GROUP_ID}")
+            raise SchemaError(
+                f"{self._where}: {what} must return one row for each of the {len(groups)} values of {GROUP_ID}"
+            )
         made = made.take(pa.array(by_id))
         return [self._cast(made.column(f.name).combine_chunks(), f.type, f"{what}, column {f.name!r}") for f in schema]
 

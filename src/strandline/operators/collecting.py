@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from strandline.operators.accumulators import GroupAccumulator, Groups
+from strandline.operators.binary_columns import binary_content, binary_spans
 
 ARRIVAL_COLUMN: Final = "__sl_arrival"
 """Numbers the rows in the order of their arrival, over all batches."""
@@ -115,23 +116,6 @@ def _present(column: Any, groups: Groups) -> tuple[Any, npt.NDArray[np.int64]]:
     valid = column.is_valid().to_numpy(zero_copy_only=False)[groups.order]
     edges = np.concatenate(([0], np.cumsum(valid)))[groups.edges]
     return column.take(pa.array(groups.order[valid])), edges
-
-
-def binary_content(column: Any) -> tuple[npt.NDArray[np.int64], Any]:
-    """Where the bytes of a binary or string column begin and end, from 0 on, and the bytes."""
-    wide = column.cast(pa.binary()).cast(pa.large_binary())
-    _, starts, data = wide.buffers()
-    if len(wide) == 0 or data is None:
-        return np.zeros(len(wide) + 1, np.int64), pa.py_buffer(b"")
-    offsets = np.frombuffer(starts, np.int64, len(wide) + 1, wide.offset * 8)
-    first = int(offsets[0])
-    return offsets - first, data.slice(first, int(offsets[-1]) - first)
-
-
-def binary_spans(data: Any, offsets: npt.NDArray[np.int64]) -> Any:
-    """A binary column whose rows are the bytes of `data` between `offsets`."""
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, np.int64)), data or pa.py_buffer(b"")]
-    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers).cast(pa.binary())
 
 
 def _joined(column: Any, groups: Groups) -> Any:

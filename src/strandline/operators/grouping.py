@@ -12,7 +12,13 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from strandline.errors import SchemaError, StrandlineError
-from strandline.operators.accumulators import Accumulator, ArrowAccumulator, GroupAccumulator, Groups, OverflowInSumError
+from strandline.operators.accumulators import (
+    Accumulator,
+    ArrowAccumulator,
+    GroupAccumulator,
+    Groups,
+    OverflowInSumError,
+)
 from strandline.operators.aggregates import AggregatePlan, is_nested
 from strandline.operators.base import KEY_GROUP_COLUMN
 from strandline.operators.collecting import ARRIVAL_COLUMN
@@ -54,6 +60,33 @@ class Slices:
         size = sum(map(len, filter(None, values)))
         if size > _SLICE_BYTES:
             self._size = max(16, self._size * _SLICE_BYTES // size)
+
+
+class Partials:
+    """Partial results of a batch, merged as far as memory allows."""
+
+    def __init__(self, merge: Callable[[Sequence[pa.Table]], pa.Table]) -> None:
+        self._merge = merge
+        self._held: list[pa.Table] = []
+        self._groups = self._size = 0
+
+    def add(self, part: pa.Table) -> pa.Table | None:
+        """Take one more; gives what has to go into state now because it is too much to be held."""
+        self._held.append(part)
+        self._groups += part.num_rows
+        self._size += part.nbytes
+        if self._groups <= FOLD_GROUPS and self._size <= FOLD_BYTES:
+            return None
+        merged = self._merge(self._held)
+        self._held, self._groups, self._size = [merged], merged.num_rows, merged.nbytes
+        if self._groups <= FOLD_GROUPS // 2 and self._size <= FOLD_BYTES // 2:
+            return None
+        self._held, self._groups, self._size = [], 0, 0
+        return merged
+
+    def rest(self) -> pa.Table | None:
+        """What is left at the end of the batch."""
+        return self._merge(self._held) if self._held else None
 
 
 class Grouping:
@@ -116,25 +149,6 @@ class Grouping:
             return made, states
         order = np.argsort(made)
         return made[order], states.take(pa.array(order))
-
-    def folds(
-        self, partials: Iterator[pa.Table], merge: Callable[[Sequence[pa.Table]], pa.Table]
-    ) -> Iterator[tuple[pa.Table, bool]]:
-        """Partial results merged as far as memory allows; True comes with the last table of the batch."""
-        held: list[pa.Table] = []
-        groups = size = 0
-        for part in partials:
-            held.append(part)
-            groups += part.num_rows
-            size += part.nbytes
-            if groups > FOLD_GROUPS or size > FOLD_BYTES:
-                merged = merge(held)
-                held, groups, size = [merged], merged.num_rows, merged.nbytes
-                if groups > FOLD_GROUPS // 2 or size > FOLD_BYTES // 2:
-                    yield merged, False
-                    held, groups, size = [], 0, 0
-        if held:
-            yield merge(held), True
 
     def fold(self, partial: pa.Table, state: str, changes: ChangeSet) -> Iterator[tuple[pa.Table, pa.RecordBatch]]:
         """Lay partial results over the state, in key order; gives keys and running accumulators by slices."""
@@ -253,9 +267,7 @@ class Grouping:
 
     def _key_shown(self, keys: pa.Table, row: int) -> tuple[Any, ...]:
         types = {field.name: field.dataType for field in self._struct.fields}
-        return tuple(
-            column_reader(types[name])(flat(keys.column(name).slice(row, 1)))[0] for name in self._key_columns
-        )
+        return tuple(column_reader(types[name])(flat(keys.column(name).slice(row, 1)))[0] for name in self._key_columns)
 
     @contextmanager
     def _overflow(self, accumulator: Accumulator, key_of: Callable[[int], object]) -> Iterator[None]:

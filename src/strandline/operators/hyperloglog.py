@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from strandline.operators.accumulators import GroupAccumulator, Groups
-from strandline.operators.collecting import binary_content, binary_spans
+from strandline.operators.binary_columns import binary_content, binary_spans
 from strandline.state.keys import canonical_column
 
 _BITS: Final = 12
@@ -174,7 +174,8 @@ def _estimates(column: Any) -> npt.NDArray[np.int64]:
     unused = _REGISTERS - np.bincount(ids, minlength=len(column))
     with np.errstate(divide="ignore"):
         total = total + _REGISTERS * _sigma(unused / _REGISTERS)
-        return np.rint(_ALPHA * _REGISTERS * _REGISTERS / total).astype(np.int64)
+        estimates: npt.NDArray[np.int64] = np.rint(_ALPHA * _REGISTERS * _REGISTERS / total).astype(np.int64)
+    return estimates
 
 
 def _sigma(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

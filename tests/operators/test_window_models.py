@@ -118,7 +118,6 @@ class SessionModel:
 
     def step(self, fresh: list[tuple[int, Row]], wm: int | None, before: int | None) -> dict[Window, list[Row]]:
         gap = self.spec.gap_ms
-        changed = set()
         for time, row in fresh:
             key = (row[0], row[2])
             touching = [s for s in self.open if s[0] == key and s[1] - gap <= time <= s[2] + gap]
@@ -176,8 +175,7 @@ def follow(model: Any, operator: WindowOperator, data: st.DataObject, spill: Pat
     watermark: int | None = None
     for _ in range(data.draw(st.integers(1, 6))):
         rows = [
-            (a, None if t is None else at(base + t), b, x, y)
-            for a, t, b, x, y in data.draw(st.lists(row, max_size=12))
+            (a, None if t is None else at(base + t), b, x, y) for a, t, b, x, y in data.draw(st.lists(row, max_size=12))
         ]
         ahead = data.draw(st.none() | st.integers(0, 120))
         next_watermark = watermark if ahead is None else (base if watermark is None else watermark) + ahead

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import repeat
+from operator import is_not
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -150,8 +152,17 @@ class Grouping:
         order = np.argsort(made)
         return made[order], states.take(pa.array(order))
 
-    def fold(self, partial: pa.Table, state: str, changes: ChangeSet) -> Iterator[tuple[pa.Table, pa.RecordBatch]]:
-        """Lay partial results over the state, in key order; gives keys and running accumulators by slices."""
+    def fold(
+        self,
+        partial: pa.Table,
+        state: str,
+        changes: ChangeSet,
+        may_exist: Callable[[pa.Table], npt.NDArray[np.bool_]] | None = None,
+    ) -> Iterator[tuple[pa.Table, pa.RecordBatch]]:
+        """Lay partial results over the state, in key order; gives keys and running accumulators by slices.
+
+        `may_exist` says of keys in that order which may have state: only those are read.
+        """
         partial = partial.combine_chunks()
         encoded = self.encoder.encode(partial)
         order = encoded.order()
@@ -161,7 +172,11 @@ class Grouping:
             rows = partial.take(pa.array(places)).combine_chunks()
             keys = rows.select(self.columns)
             stored = encoded.take(places).stored(state)
-            running = self._combined(changes.get_many(stored), rows, keys)
+            if may_exist is None:
+                old = changes.get_many(stored)
+            else:
+                old = _read_some(stored, may_exist(keys), changes)
+            running = self._combined(old, rows, keys)
             values = self.codec.encode(running)
             changes.put_many(stored, values)
             slices.weigh(values)
@@ -254,7 +269,7 @@ class Grouping:
             old = self.codec.decode(found).columns
             known = np.ones(len(values), np.bool_)
             if len(found) < len(values):
-                known = np.fromiter((value is not None for value in values), np.bool_, len(values))
+                known = present(values)
                 places = pa.array(np.cumsum(known) - 1, mask=~known)
                 old = [column.take(places) for column in old]
             combined: list[Any] = []
@@ -315,9 +330,25 @@ def first_arrival(plan: AggregatePlan, batch_id: int) -> int | None:
     return batch_id << 32 if plan.numbers_arrivals else None
 
 
+def present(values: Sequence[bytes | None]) -> npt.NDArray[np.bool_]:
+    """Which values there are."""
+    return np.fromiter(map(is_not, values, repeat(None)), np.bool_, len(values))
+
+
 def flat(column: Any) -> Any:
     """A column in one piece."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _read_some(keys: list[bytes], wanted: npt.NDArray[np.bool_], changes: ChangeSet) -> list[bytes | None]:
+    if wanted.all():
+        return changes.get_many(keys)
+    values: list[bytes | None] = [None] * len(keys)
+    places = np.flatnonzero(wanted).tolist()
+    if places:
+        for place, value in zip(places, changes.get_many([keys[at] for at in places]), strict=True):
+            values[place] = value
+    return values
 
 
 def _prepared(accumulator: ArrowAccumulator, rows: Any, step: Literal["partial", "merge"]) -> Any:

@@ -19,7 +19,7 @@ from pyspark.sql.types import NullType, StructField, StructType
 
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo
 from strandline.operators.binary_columns import binary_content, binary_from
-from strandline.operators.grouping import SLICE_ROWS, Grouping, Partials, flat
+from strandline.operators.grouping import SLICE_ROWS, Grouping, Partials, flat, present
 from strandline.operators.key_columns import KeyDecoder
 from strandline.operators.rows import arrow_schema
 from strandline.operators.time_index import TIME_BYTES, TimeIndex, time_bytes
@@ -144,10 +144,18 @@ class _PaneBatch(WindowBatch):
     # --- rows into panes ---------------------------------------------------------------------------
 
     def _fold(self, partial: pa.Table) -> Iterator[tuple[pa.Table, pa.RecordBatch]]:
-        for keys, running in self._grouping.fold(partial, PANES, self._changes):
-            groups = flat(keys.column(KEY_GROUP_COLUMN)).to_numpy().astype(np.int64)
-            self._state.index.add(groups, _numbers(keys, _PANE), self._changes)
+        index = self._state.index
+
+        def may_exist(keys: pa.Table) -> npt.NDArray[np.bool_]:
+            return index.has(_numbers(keys, KEY_GROUP_COLUMN), _numbers(keys, _PANE))
+
+        # The index is brought up to date at the end: a pane may be cut by slices.
+        folded: list[pa.Table] = []
+        for keys, running in self._grouping.fold(partial, PANES, self._changes, may_exist):
+            folded.append(keys.select([KEY_GROUP_COLUMN, _PANE]))
             yield keys, running
+        for keys in folded:
+            index.add(_numbers(keys, KEY_GROUP_COLUMN), _numbers(keys, _PANE), self._changes)
 
     def _note(self, keys: pa.Table) -> None:
         """Remember panes that some window has to be emitted again for."""
@@ -219,7 +227,7 @@ class _PaneBatch(WindowBatch):
         encoded = self._grouping.encoder.encode(keys.append_column(_PANE, pa.array(pairs[1])))
         order = encoded.order()
         values = self._changes.get_many(encoded.take(order).stored(PANES))
-        found = np.fromiter((value is not None for value in values), np.bool_, len(values))
+        found = present(values)
         states = self._grouping.codec.decode([value for value in values if value is not None])
         owners, panes = pairs[0][order][found], pairs[1][order][found]
         at, ends = self._windows_of(panes, low, int(asked_ends.max()))
@@ -235,9 +243,10 @@ class _PaneBatch(WindowBatch):
         if self._state.emit == "update":
             return []
         panes = np.array(self._state.index.times(), np.int64)
-        due = self._spec.first_ends(panes) <= watermark
+        next_ends = self._spec.first_ends(panes)
         if self._before is not None:
-            due &= self._spec.last_ends(panes) > self._before
+            next_ends = np.maximum(next_ends, self._spec.end_after(self._before))
+        due = next_ends <= np.minimum(self._spec.last_ends(panes), watermark)
         return [int(pane) for pane in panes[due]]
 
     def _close(self, panes: list[int], watermark: int) -> Iterator[WindowRows]:

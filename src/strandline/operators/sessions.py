@@ -23,7 +23,7 @@ from pyspark.sql.types import NullType, StructField, StructType
 from strandline.errors import StrandlineError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo
 from strandline.operators.binary_columns import binary_content, binary_from, binary_spans
-from strandline.operators.grouping import SLICE_ROWS, Grouping, Partials, flat
+from strandline.operators.grouping import SLICE_ROWS, Grouping, Partials, flat, present
 from strandline.operators.key_columns import KeyDecoder
 from strandline.operators.rows import arrow_schema
 from strandline.operators.time_index import TIME_BYTES, TimeIndex, time_bytes
@@ -271,7 +271,7 @@ class _SessionBatch(WindowBatch):
         keys = rows.select(state.grouping.columns).take(pa.array(first)).combine_chunks()
         stored = encoded.take(first).stored(SESSIONS)
         values = self._changes.get_many(stored)
-        known = np.fromiter((value is not None for value in values), np.bool_, len(values))
+        known = present(values)
         owners = np.repeat(np.arange(len(first)), np.diff(first, append=rows.num_rows))
         sessions = self._as_sessions(rows, owners)
         old_looks = np.full(len(first), np.iinfo(np.int64).max)

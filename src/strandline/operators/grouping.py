@@ -142,9 +142,13 @@ class Grouping:
     ) -> tuple[Int64s, pa.RecordBatch]:
         """Input rows or accumulators grouped by a number; gives the distinct numbers, ascending, and accumulators.
 
-        `key_of` names the key of a result, for errors.
+        `key_of` names the key of a number, for errors.
         """
-        grouped, columns = self._aggregated({_ID: pa.array(ids)}, rows, step, lambda _, row: key_of(row))
+
+        def key_at(groups: pa.Table, row: int) -> object:
+            return key_of(groups.column(_ID)[row].as_py())
+
+        grouped, columns = self._aggregated({_ID: pa.array(ids)}, rows, step, key_at)
         made = grouped.column(_ID).to_numpy()
         states = pa.RecordBatch.from_arrays(columns, schema=self.plan.stored)
         if (np.diff(made) > 0).all():

@@ -294,9 +294,8 @@ class _PaneBatch(WindowBatch):
     def _merged(self, numbers: Int64s, states: pa.RecordBatch, keys: list[Any], low: int, count: int) -> WindowRows:
         """Panes merged by `numbers`: the place of a key, times `count`, plus the window as counted from end `low`."""
 
-        def key_of(row: int) -> object:
-            place = int(np.unique(numbers)[row]) // count
-            return tuple(column[place].as_py() for column in keys)
+        def key_of(number: int) -> object:
+            return tuple(column[number // count].as_py() for column in keys)
 
         made, merged = self._grouping.by_id("merge", numbers, states, key_of)
         ends = low + made % count * self._spec.slide_ms

@@ -303,8 +303,8 @@ class _SessionBatch(WindowBatch):
         np.maximum.at(changed, ids, np.concatenate((old.changed, new.changed)))
         states = pa.Table.from_batches([old.states, new.states]).combine_chunks().to_batches()[0]
 
-        def key_of(row: int) -> object:
-            place = int(owners[first[row]])
+        def key_of(number: int) -> object:
+            place = int(owners[first[number]])
             return _key_shown({n: keys.column(n) for n in keys.column_names}, self._state.key_columns, place)
 
         _, merged = self._state.grouping.by_id("merge", ids, states, key_of)

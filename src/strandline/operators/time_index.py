@@ -56,13 +56,15 @@ class TimeIndex:
         self._added, self._removed = [], []
 
     def add(self, groups: Int64s, times: Int64s, changes: ChangeSet) -> None:
-        """There is something at these times, in these key groups; fastest where equal pairs follow each other."""
+        """There is something at these times, in these key groups."""
         if len(groups) == 0:
             return
         known = self._groups
         fresh = []
         starts = _run_starts(groups, times)
-        for time, group in zip(times[starts].tolist(), groups[starts].tolist(), strict=True):
+        distinct, codes = np.unique(times[starts], return_inverse=True)
+        pairs = np.unique(codes << 16 | groups[starts])
+        for time, group in zip(distinct[pairs >> 16].tolist(), (pairs & 0xFFFF).tolist(), strict=True):
             if group not in known.setdefault(time, set()):
                 known[time].add(group)
                 fresh.append((time, group))

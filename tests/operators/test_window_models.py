@@ -140,12 +140,13 @@ class SessionModel:
             self.open = [s for s in self.open if s[2] + gap + self.lateness > wm]
         return made
 
-    def timer(self, wm: int | None) -> tuple[int, int] | None:
+    def timer(self, wm: int | None) -> tuple[float, int] | None:
         due = []
         for *_, last, _ in self.open:
             end = last + self.spec.gap_ms
             due.append(end if self.emit == "close" and (wm is None or end > wm) else end + self.lateness)
-        return (min(due) - self.spec.gap_ms // 16 - 1, min(due)) if due else None
+        # It may be early, for a session that went on since it was planned.
+        return (-math.inf, min(due)) if due else None
 
     def copy(self) -> SessionModel:
         return replace(self)

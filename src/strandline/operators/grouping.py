@@ -36,6 +36,7 @@ FOLD_GROUPS: Final = 1 << 20
 FOLD_BYTES: Final = 256 << 20
 """Partial results beyond this go into state before the batch is over."""
 SLICE_ROWS: Final = 1 << 16
+_FIRST_SLICE: Final = 1 << 13
 _SLICE_BYTES: Final = 32 << 20
 _ROW: Final = "__sl_row"
 _KEY: Final = "__sl_key"
@@ -45,23 +46,27 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Slices:
-    """Cuts `count` rows into slices, shorter ones while a slice turns out to hold too many bytes."""
+    """Cuts `count` rows into slices of up to `rows`: short ones at first and where a slice holds too many bytes."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, rows: int | None = None) -> None:
         self._count = count
-        self._size = SLICE_ROWS
+        self._most = SLICE_ROWS if rows is None else rows
+        self.size = min(self._most, _FIRST_SLICE)
 
     def __iter__(self) -> Iterator[slice]:
         start = 0
         while start < self._count:
-            yield slice(start, start + self._size)
-            start += self._size
+            stop = min(start + self.size, self._count)
+            yield slice(start, stop)
+            start = stop
 
     def weigh(self, values: Sequence[bytes | None]) -> None:
-        """Tell how much the slice held."""
+        """Tell what the slice held."""
         size = sum(map(len, filter(None, values)))
         if size > _SLICE_BYTES:
-            self._size = max(16, self._size * _SLICE_BYTES // size)
+            self.size = max(1, self.size * _SLICE_BYTES // size)
+        elif size < _SLICE_BYTES // 8:
+            self.size = min(self._most, self.size * 4)
 
 
 class Partials:

@@ -19,7 +19,7 @@ from pyspark.sql.types import NullType, StructField, StructType
 
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo
 from strandline.operators.binary_columns import binary_content, binary_from
-from strandline.operators.grouping import SLICE_ROWS, Grouping, Partials, flat, present
+from strandline.operators.grouping import SLICE_ROWS, Grouping, Partials, Slices, flat, present
 from strandline.operators.key_columns import KeyDecoder
 from strandline.operators.rows import arrow_schema
 from strandline.operators.time_index import TIME_BYTES, TimeIndex, time_bytes
@@ -310,31 +310,33 @@ class _PaneBatch(WindowBatch):
         keys: list[bytes] = []
         values: list[bytes] = []
         alone = self._spec.size_ms == self._spec.slide_ms
-        limit = CHUNK_ENTRIES if alone else max(1, CHUNK_ENTRIES * self._spec.slide_ms // self._spec.size_ms)
+        most = CHUNK_ENTRIES if alone else max(1, CHUNK_ENTRIES * self._spec.slide_ms // self._spec.size_ms)
+        chunks = Slices(0, most)
         for group, times in self._state.index.by_group(panes):
             prefix = state_prefix(group, PANES)
             last = prefix + time_bytes(times[-1])
             scan = self._changes.scan_range(prefix + time_bytes(times[0]), prefix_end(last))
-            while entries := list(islice(scan, limit + 1)):
-                if len(entries) > limit and not alone:
-                    yield from self._aligned(prefix, times, limit)
+            while entries := list(islice(scan, chunks.size + 1)):
+                if len(entries) > chunks.size and not alone:
+                    yield from self._aligned(prefix, times, chunks)
                     break
                 keys += [key for key, _ in entries]
                 values += [value for _, value in entries]
-                if len(keys) >= limit:
+                if len(keys) >= chunks.size:
                     yield keys, values
+                    chunks.weigh(values)
                     keys, values = [], []
         if keys:
             yield keys, values
 
-    def _aligned(self, prefix: bytes, panes: list[int], limit: int) -> Iterator[Entries]:
+    def _aligned(self, prefix: bytes, panes: list[int], chunks: Slices) -> Iterator[Entries]:
         """The panes of one key group side by side, cut at the same keys."""
         scans = [self._changes.scan(prefix + time_bytes(pane)) for pane in panes]
-        at_once = max(2, limit // len(scans))
         held: list[list[tuple[bytes, bytes]]] = [[] for _ in scans]
         open_scans = set(range(len(scans)))
         cut = len(prefix) + TIME_BYTES
         while open_scans or any(held):
+            at_once = max(2, chunks.size // len(scans))
             for at in list(open_scans):
                 if len(held[at]) < at_once:
                     more = list(islice(scans[at], at_once))
@@ -353,6 +355,7 @@ class _PaneBatch(WindowBatch):
                 held[at] = entries[ready:]
             if keys:
                 yield keys, values
+                chunks.weigh(values)
 
     def _purge(self, read: set[int], watermark: int) -> None:
         """Delete the panes that are over and were not deleted when their windows were closed, and their times."""

@@ -2,15 +2,15 @@
 
 The entry of a key is `when to look (8 bytes) | length (4 bytes) and columns of each session, by start`. The index entry
 `key group | "session-ends" | 0x00 | when to look | key` may be early, for a session that went on since, but never late:
-then a row that prolongs a session has nothing to do with the index. "When" is rounded down to a part of the gap, so
-that there are few different times.
+then a row that prolongs a session has nothing to do with the index, and the operator's timer may be early too. "When"
+is rounded down to a part of the gap, so that there are few different times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +23,7 @@ from pyspark.sql.types import NullType, StructField, StructType
 from strandline.errors import StrandlineError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo
 from strandline.operators.binary_columns import binary_content, binary_from, binary_spans
-from strandline.operators.grouping import SLICE_ROWS, Grouping, Partials, flat, present
+from strandline.operators.grouping import SLICE_ROWS, Grouping, Partials, Slices, flat, present
 from strandline.operators.key_columns import KeyDecoder
 from strandline.operators.rows import arrow_schema
 from strandline.operators.time_index import TIME_BYTES, TimeIndex, time_bytes
@@ -260,12 +260,14 @@ class _SessionBatch(WindowBatch):
         encoded = self._state.encoder.encode(partial)
         order = encoded.order()
         starts = encoded.take(order).starts()
-        edges = [*starts[::SLICE_ROWS].tolist(), len(order)]
-        for begin, end in pairwise(edges):
-            places = order[begin:end]
-            yield self._fold_slice(partial.take(pa.array(places)).combine_chunks(), encoded.take(places))
+        edges = np.append(starts, len(order))
+        slices = Slices(len(starts))
+        for part in slices:
+            places = order[edges[part.start] : edges[part.stop]]
+            rows = partial.take(pa.array(places)).combine_chunks()
+            yield self._fold_slice(rows, encoded.take(places), slices)
 
-    def _fold_slice(self, rows: pa.Table, encoded: EncodedKeys) -> tuple[pa.Table, _Sessions]:
+    def _fold_slice(self, rows: pa.Table, encoded: EncodedKeys, slices: Slices) -> tuple[pa.Table, _Sessions]:
         state = self._state
         first = encoded.starts()
         keys = rows.select(state.grouping.columns).take(pa.array(first)).combine_chunks()
@@ -280,7 +282,9 @@ class _SessionBatch(WindowBatch):
             old_owners = np.flatnonzero(known)[old.owners]
             sessions = self._united(old_owners, old, sessions, keys)
         looks = np.minimum(old_looks, state.look_at(self._soonest(sessions, len(first), self._waits(sessions))))
-        self._changes.put_many(stored, state.encode(looks, sessions))
+        entries = state.encode(looks, sessions)
+        self._changes.put_many(stored, entries)
+        slices.weigh(entries)
         self._move(keys, old_looks, looks, known)
         return keys, sessions
 
@@ -355,9 +359,11 @@ class _SessionBatch(WindowBatch):
     def _reread(self, keys: pa.Table) -> Iterator[WindowRows]:
         encoded = self._state.encoder.encode(keys)
         order = encoded.order()
-        for begin in range(0, len(order), SLICE_ROWS):
-            places = order[begin : begin + SLICE_ROWS]
+        slices = Slices(len(order))
+        for part in slices:
+            places = order[part]
             values = self._changes.get_many(encoded.take(places).stored(SESSIONS))
+            slices.weigh(values)
             _, sessions = self._state.decode([value for value in values if value is not None])
             yield self._changed_rows(keys.take(pa.array(places)), sessions)
 
@@ -371,9 +377,11 @@ class _SessionBatch(WindowBatch):
         looked = list(index.by_group(due))
         soonest: list[int] = []
         for ends in self._due_keys(looked):
-            due_keys = self._due(ends)
-            yield from self._emit_due(due_keys, watermark)
-            remaining |= self._drop_over(due_keys, watermark, soonest)
+            slices = Slices(len(ends))
+            for part in slices:
+                due_keys = self._due(ends[part], slices)
+                yield from self._emit_due(due_keys, watermark)
+                remaining |= self._drop_over(due_keys, watermark, soonest)
         over = [(time, group) for group, times in looked for time in times if (time, group) not in remaining]
         index.remove(over, self._changes)
         return min(soonest, default=None)
@@ -391,7 +399,7 @@ class _SessionBatch(WindowBatch):
         if held:
             yield held
 
-    def _due(self, ends: list[bytes]) -> _DueKeys:
+    def _due(self, ends: list[bytes], slices: Slices) -> _DueKeys:
         """Read the sessions of the keys of index entries, in key order."""
         array = pa.array(ends, pa.binary())
         groups, keys = pc.binary_slice(array, 0, 2), binary_from(array, _HEAD + TIME_BYTES)
@@ -401,6 +409,7 @@ class _SessionBatch(WindowBatch):
         found = [value for value in values if value is not None]
         if len(found) < len(values):
             raise StrandlineError(f"{self._state.grouping.where}: the index of sessions names a key that has none")
+        slices.weigh(found)
         looks, sessions = self._state.decode(found)
         return _DueKeys(groups.take(order), keys.take(order), looks, sessions)
 

@@ -217,6 +217,7 @@ def small_limits(patch: pytest.MonkeyPatch) -> None:
     for module in (grouping, panes, sessions):
         patch.setattr(module, "SLICE_ROWS", 2)
     patch.setattr(panes, "CHUNK_ENTRIES", 4)
+    patch.setattr(sessions, "_TIMES_PER_GAP", 2)
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -230,11 +231,11 @@ def small_limits(patch: pytest.MonkeyPatch) -> None:
 def test_windows_follow_a_plain_model(
     tmp_path: Path, data: st.DataObject, spec: Any, emit: Any, lateness: int, small: bool
 ) -> None:
-    operator = WindowOperator("w", ["a", "b"], INPUT, spec, "t", AGGREGATES, lateness, emit, "late")
     model: Any = (
         SessionModel(spec, lateness, emit) if isinstance(spec, SessionWindow) else PaneModel(spec, lateness, emit)
     )
     with pytest.MonkeyPatch.context() as patch:
         if small:
             small_limits(patch)
+        operator = WindowOperator("w", ["a", "b"], INPUT, spec, "t", AGGREGATES, lateness, emit, "late")
         follow(model, operator, data, tmp_path)

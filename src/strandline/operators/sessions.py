@@ -22,16 +22,16 @@ from pyspark.sql.types import NullType, StructField, StructType
 
 from strandline.errors import StrandlineError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo
-from strandline.operators.binary_columns import binary_content, binary_from, binary_spans
+from strandline.operators.binary_columns import binary_content, binary_from
 from strandline.operators.grouping import SLICE_ROWS, Grouping, Partials, Slices, flat, present
 from strandline.operators.key_columns import KeyDecoder
 from strandline.operators.rows import arrow_schema
+from strandline.operators.session_entries import SessionCodec, Sessions, fixed_bytes, join_bytes, touching
 from strandline.operators.time_index import TIME_BYTES, TimeIndex, time_bytes
 from strandline.operators.window_specs import SessionWindow
 from strandline.operators.window_state import TIME_COLUMN, WindowBatch, WindowRows, WindowSettings, WindowState
 from strandline.state.backend import prefix_end
 from strandline.state.changes import ChangeSet
-from strandline.state.codec import ColumnCodec
 from strandline.state.descriptors import StateDescriptor
 from strandline.state.keys import EncodedKeys, KeyEncoder, canonical_column, state_prefix
 
@@ -41,8 +41,6 @@ TIMES: Final = "session-times"
 _LOOK: Final = "__sl_look"
 _START: Final = "__sl_start"
 _LAST: Final = "__sl_last"
-_SPAN: Final = (pa.field("start", pa.int64()), pa.field("last", pa.int64()), pa.field("changed", pa.int64()))
-"""The first and the last row of a session in microseconds, and the batch that changed it last."""
 _HEAD: Final = len(state_prefix(0, ENDS))
 _SESSIONS_HEAD: Final = state_prefix(0, SESSIONS)[2:]
 _ENDS_HEAD: Final = state_prefix(0, ENDS)[2:] + time_bytes(0)[:1]
@@ -53,30 +51,13 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class _Sessions:
-    """Sessions of some keys, in the order of keys and starts; `owners` says which key a session has."""
-
-    owners: Int64s
-    starts: Int64s
-    lasts: Int64s
-    changed: Int64s
-    states: pa.RecordBatch
-
-    def filter(self, mask: Bools) -> _Sessions:
-        if mask.all():
-            return self
-        states = self.states.filter(pa.array(mask))
-        return _Sessions(self.owners[mask], self.starts[mask], self.lasts[mask], self.changed[mask], states)
-
-
-@dataclass(frozen=True, slots=True)
 class _DueKeys:
     """Keys to look at: parts of their stored keys, when they were to be looked at, and their sessions."""
 
     groups: Any
     keys: Any
     looks: Int64s
-    sessions: _Sessions
+    sessions: Sessions
 
     def stored(self, places: Int64s) -> list[bytes]:
         """The stored keys of their sessions."""
@@ -88,7 +69,7 @@ class _DueKeys:
         """The stored keys of their index entries, were they to be looked at then."""
         at = pa.array(places)
         times = (looks.view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8")
-        return _joined_list(self.groups.take(at), _scalar(_ENDS_HEAD), _fixed(times), self.keys.take(at))
+        return _joined_list(self.groups.take(at), _scalar(_ENDS_HEAD), fixed_bytes(times), self.keys.take(at))
 
 
 class SessionWindows(WindowState):
@@ -106,7 +87,7 @@ class SessionWindows(WindowState):
         timed = schema.append(pa.field(TIME_COLUMN, pa.int64())).append(pa.field(_LOOK, pa.int64()))
         self.time_encoder = KeyEncoder(timed, [*self.key_columns, TIME_COLUMN], KEY_GROUP_COLUMN)
         self.ends_encoder = KeyEncoder(timed, [_LOOK, *self.key_columns], KEY_GROUP_COLUMN)
-        self.codec = ColumnCodec(pa.schema([*_SPAN, *settings.plan.stored]))
+        self.codec = SessionCodec(settings.plan.stored)
         self.index = TimeIndex(TIMES)
         self._step = max(1, spec.gap_ms // _TIMES_PER_GAP)
         self._key_groups = range(0)
@@ -138,42 +119,6 @@ class SessionWindows(WindowState):
     def look_at(self, times: Int64s) -> Int64s:
         """When to look at something that is due at a time (microseconds): in milliseconds, not later."""
         return -(-times // 1000) // self._step * self._step
-
-    def encode(self, looks: Int64s, sessions: _Sessions) -> list[bytes]:
-        """The entries of keys, each with at least one session."""
-        spans = [pa.array(sessions.starts), pa.array(sessions.lasts), pa.array(sessions.changed)]
-        rows = pa.RecordBatch.from_arrays([*spans, *sessions.states.columns], schema=self.codec.schema)
-        encoded = pa.array(self.codec.encode(rows), pa.binary())
-        lengths = pc.binary_length(encoded).to_numpy().astype("<u4")
-        offsets, data = binary_content(_join(_fixed(lengths), encoded))
-        edges = np.searchsorted(sessions.owners, np.arange(len(looks) + 1))
-        joined = _join(_fixed(looks.astype("<i8")), binary_spans(data, offsets[edges]))
-        entries: list[bytes] = joined.to_pylist()
-        return entries
-
-    def decode(self, entries: list[bytes]) -> tuple[Int64s, _Sessions]:
-        """When to look at each key, and the sessions."""
-        data = b"".join(entries)
-        sizes = np.fromiter(map(len, entries), np.int64, len(entries))
-        ends = np.cumsum(sizes)
-        begins = ends - sizes
-        everything = np.frombuffer(data, np.uint8)
-        looks = _unfixed(everything, begins, "<i8").astype(np.int64)
-        at, owners = begins + 8, np.arange(len(entries))
-        found: list[tuple[Int64s, Int64s, Int64s]] = []
-        while len(at):
-            lengths = _unfixed(everything, at, "<u4").astype(np.int64)
-            found.append((owners, at + 4, at + 4 + lengths))
-            at = at + 4 + lengths
-            more = at < ends[owners]
-            at, owners = at[more], owners[more]
-        owned, first, last = (np.concatenate(parts) for parts in zip(*found, strict=True)) if found else [owners] * 3
-        order = np.argsort(owned, kind="stable")
-        spans = zip(first[order].tolist(), last[order].tolist(), strict=True)
-        rows = self.codec.decode([data[a:b] for a, b in spans])
-        starts, lasts, changed = (column.to_numpy() for column in rows.columns[:3])
-        states = pa.RecordBatch.from_arrays(rows.columns[3:], schema=self.grouping.plan.stored)
-        return looks, _Sessions(owned[order], starts, lasts, changed, states)
 
 
 class _SessionBatch(WindowBatch):
@@ -240,7 +185,7 @@ class _SessionBatch(WindowBatch):
         owners = np.empty(len(order), np.int64)
         owners[order] = _run_ids(encoded.take(order))
         begins, ends = (flat(rows.column(name)).to_numpy() for name in (_START, _LAST))
-        ids, first, starts, lasts = _touching(owners, begins, ends, self._state.gap)
+        ids, first, starts, lasts = touching(owners, begins, ends, self._state.gap)
         return self._table("merge", ids, rows, rows.take(pa.array(first)), starts, lasts)
 
     def _table(
@@ -254,7 +199,7 @@ class _SessionBatch(WindowBatch):
         made = {**keys, _START: pa.array(starts), _LAST: pa.array(lasts)}
         return pa.table(made | dict(zip(labels, states.columns, strict=True)))
 
-    def _fold(self, partial: pa.Table) -> Iterator[tuple[pa.Table, _Sessions]]:
+    def _fold(self, partial: pa.Table) -> Iterator[tuple[pa.Table, Sessions]]:
         """Merge sessions with stored ones, in key order; gives keys and all their sessions by slices."""
         partial = partial.combine_chunks()
         encoded = self._state.encoder.encode(partial)
@@ -267,7 +212,7 @@ class _SessionBatch(WindowBatch):
             rows = partial.take(pa.array(places)).combine_chunks()
             yield self._fold_slice(rows, encoded.take(places), slices)
 
-    def _fold_slice(self, rows: pa.Table, encoded: EncodedKeys, slices: Slices) -> tuple[pa.Table, _Sessions]:
+    def _fold_slice(self, rows: pa.Table, encoded: EncodedKeys, slices: Slices) -> tuple[pa.Table, Sessions]:
         state = self._state
         first = encoded.starts()
         keys = rows.select(state.grouping.columns).take(pa.array(first)).combine_chunks()
@@ -278,31 +223,29 @@ class _SessionBatch(WindowBatch):
         sessions = self._as_sessions(rows, owners)
         old_looks = np.full(len(first), np.iinfo(np.int64).max)
         if known.any():
-            old_looks[known], old = state.decode([value for value in values if value is not None])
+            old_looks[known], old = state.codec.decode([value for value in values if value is not None])
             old_owners = np.flatnonzero(known)[old.owners]
             sessions = self._united(old_owners, old, sessions, keys)
         looks = np.minimum(old_looks, state.look_at(self._soonest(sessions, len(first), self._waits(sessions))))
-        entries = state.encode(looks, sessions)
+        entries = state.codec.encode(looks, sessions)
         self._changes.put_many(stored, entries)
         slices.weigh(entries)
         self._move(keys, old_looks, looks, known)
         return keys, sessions
 
-    def _as_sessions(self, rows: pa.Table, owners: Int64s) -> _Sessions:
+    def _as_sessions(self, rows: pa.Table, owners: Int64s) -> Sessions:
         grouping = self._state.grouping
         labels = [label for a in grouping.plan.accumulators for label in a.labels]
         states = [flat(rows.column(label)) for label in labels]
         starts, lasts = (flat(rows.column(name)).to_numpy() for name in (_START, _LAST))
         changed = np.full(len(owners), self._batch)
-        return _Sessions(
-            owners, starts, lasts, changed, pa.RecordBatch.from_arrays(states, schema=grouping.plan.stored)
-        )
+        return Sessions(owners, starts, lasts, changed, pa.RecordBatch.from_arrays(states, schema=grouping.plan.stored))
 
-    def _united(self, old_owners: Int64s, old: _Sessions, new: _Sessions, keys: pa.Table) -> _Sessions:
+    def _united(self, old_owners: Int64s, old: Sessions, new: Sessions, keys: pa.Table) -> Sessions:
         """Old and new sessions of the same keys, as one where they touch."""
         owners = np.concatenate((old_owners, new.owners))
         begins, lasts = np.concatenate((old.starts, new.starts)), np.concatenate((old.lasts, new.lasts))
-        ids, first, starts, ends = _touching(owners, begins, lasts, self._state.gap)
+        ids, first, starts, ends = touching(owners, begins, lasts, self._state.gap)
         changed = np.full(len(first), np.iinfo(np.int64).min)
         np.maximum.at(changed, ids, np.concatenate((old.changed, new.changed)))
         states = pa.Table.from_batches([old.states, new.states]).combine_chunks().to_batches()[0]
@@ -312,9 +255,9 @@ class _SessionBatch(WindowBatch):
             return _key_shown({n: keys.column(n) for n in keys.column_names}, self._state.key_columns, place)
 
         _, merged = self._state.grouping.by_id("merge", ids, states, key_of)
-        return _Sessions(owners[first], starts, ends, changed, merged)
+        return Sessions(owners[first], starts, ends, changed, merged)
 
-    def _waits(self, sessions: _Sessions) -> Bools:
+    def _waits(self, sessions: Sessions) -> Bools:
         """Whether a session is still to be emitted by closing: it was not due before, or changed in this batch."""
         if self._state.emit == "update":
             return np.zeros(len(sessions.lasts), np.bool_)
@@ -323,7 +266,7 @@ class _SessionBatch(WindowBatch):
         waits: Bools = (sessions.lasts + self._state.gap > self._before) | (sessions.changed == self._batch)
         return waits
 
-    def _soonest(self, sessions: _Sessions, count: int, waits: Bools) -> Int64s:
+    def _soonest(self, sessions: Sessions, count: int, waits: Bools) -> Int64s:
         """When the first of each key's sessions has to be emitted, if it waits for that, or is over."""
         ends = sessions.lasts + self._state.gap
         due = np.where(waits, ends, ends + self._state.lateness)
@@ -347,11 +290,11 @@ class _SessionBatch(WindowBatch):
 
     # --- sessions that changed ---------------------------------------------------------------------
 
-    def _changed_rows(self, keys: pa.Table, sessions: _Sessions) -> WindowRows:
+    def _changed_rows(self, keys: pa.Table, sessions: Sessions) -> WindowRows:
         sessions = sessions.filter(sessions.changed == self._batch)
         return self._rows([flat(keys.column(name)) for name in self._state.key_columns], sessions)
 
-    def _rows(self, keys: list[Any], sessions: _Sessions) -> WindowRows:
+    def _rows(self, keys: list[Any], sessions: Sessions) -> WindowRows:
         owners = pa.array(sessions.owners)
         columns = [column.take(owners) for column in keys]
         return WindowRows(columns, sessions.starts, sessions.lasts + self._state.gap, sessions.states)
@@ -364,7 +307,7 @@ class _SessionBatch(WindowBatch):
             places = order[part]
             values = self._changes.get_many(encoded.take(places).stored(SESSIONS))
             slices.weigh(values)
-            _, sessions = self._state.decode([value for value in values if value is not None])
+            _, sessions = self._state.codec.decode([value for value in values if value is not None])
             yield self._changed_rows(keys.take(pa.array(places)), sessions)
 
     # --- sessions that are due ---------------------------------------------------------------------
@@ -403,14 +346,14 @@ class _SessionBatch(WindowBatch):
         """Read the sessions of the keys of index entries, in key order."""
         array = pa.array(ends, pa.binary())
         groups, keys = pc.binary_slice(array, 0, 2), binary_from(array, _HEAD + TIME_BYTES)
-        stored = _join(groups, _scalar(_SESSIONS_HEAD), keys)
+        stored = join_bytes(groups, _scalar(_SESSIONS_HEAD), keys)
         order = pc.sort_indices(stored)
         values = self._changes.get_many(stored.take(order).to_pylist())
         found = [value for value in values if value is not None]
         if len(found) < len(values):
             raise StrandlineError(f"{self._state.grouping.where}: the index of sessions names a key that has none")
         slices.weigh(found)
-        looks, sessions = self._state.decode(found)
+        looks, sessions = self._state.codec.decode(found)
         return _DueKeys(groups.take(order), keys.take(order), looks, sessions)
 
     def _emit_due(self, due: _DueKeys, watermark: int) -> Iterator[WindowRows]:
@@ -444,7 +387,7 @@ class _SessionBatch(WindowBatch):
         if len(rewritten):
             some = left.filter(np.isin(owners, rewritten))
             some = replace(some, owners=np.searchsorted(rewritten, some.owners))
-            changes.put_many(due.stored(kept[rewritten]), state.encode(looks[rewritten], some))
+            changes.put_many(due.stored(kept[rewritten]), state.codec.encode(looks[rewritten], some))
         old, new = due.ends(kept[moved], before[moved]), due.ends(kept[moved], looks[moved])
         changes.put_many(old, [None] * len(old))
         changes.put_many(new, [b""] * len(new))
@@ -455,27 +398,6 @@ class _SessionBatch(WindowBatch):
         if near.any():
             soonest.append(int(-(-next_due[near].min() // 1000)))
         return set(zip(looks[near].tolist(), groups[near].tolist(), strict=True))
-
-
-def _touching(owners: Int64s, starts: Int64s, lasts: Int64s, gap: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Spans of time of the same owner, put together where less than the gap or just the gap is between them.
-
-    Gives for each span the number of the whole, in the order of owners and starts, and for each whole one of its spans,
-    its start and its last moment.
-    """
-    order = np.lexsort((starts, owners))
-    owned, begins, ends = owners[order], starts[order], lasts[order]
-    # The latest moment so far, per owner: ranks of moments, lifted above those of the owners before.
-    moments, ranks = np.unique(ends, return_inverse=True)
-    owner_changes = np.concatenate(([True], owned[1:] != owned[:-1]))
-    lift = (np.cumsum(owner_changes) - 1) * len(moments)
-    latest = moments[np.maximum.accumulate(ranks + lift) - lift]
-    fresh = owner_changes
-    fresh[1:] |= begins[1:] - latest[:-1] > gap
-    first = np.flatnonzero(fresh)
-    ids = np.empty(len(order), np.int64)
-    ids[order] = np.cumsum(fresh) - 1
-    return ids, order[first], begins[first], latest[np.append(first[1:], len(order)) - 1]
 
 
 def _run_ids(keys: EncodedKeys) -> Int64s:
@@ -493,22 +415,6 @@ def _scalar(content: bytes) -> Any:
     return pa.scalar(content, pa.binary())
 
 
-def _join(*parts: Any) -> Any:
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
-
-
 def _joined_list(*parts: Any) -> list[bytes]:
-    joined: list[bytes] = _join(*parts).to_pylist()
+    joined: list[bytes] = join_bytes(*parts).to_pylist()
     return joined
-
-
-def _fixed(numbers: npt.NDArray[Any]) -> Any:
-    """Numbers as a binary column of their bytes."""
-    offsets = np.arange(len(numbers) + 1) * numbers.dtype.itemsize
-    return binary_spans(pa.py_buffer(np.ascontiguousarray(numbers)), offsets)
-
-
-def _unfixed(data: npt.NDArray[np.uint8], at: Int64s, kind: str) -> npt.NDArray[Any]:
-    """Numbers out of bytes at some places."""
-    width = np.dtype(kind).itemsize
-    return np.ascontiguousarray(data[at[:, None] + np.arange(width)]).view(kind).ravel()

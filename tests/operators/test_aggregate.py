@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from strandline.errors import JobDefinitionError, SchemaError
 from strandline.operators import aggregate as agg
+from strandline.operators import grouping
 from strandline.operators.aggregate import AggregateOperator
 from strandline.operators.base import Operator
 from strandline.state.ddl import parse_schema
@@ -109,9 +110,9 @@ def test_running_values_follow_a_plain_model(slot: Make, data: st.DataObject) ->
     model: dict[Any, list[Any]] = {}
     with pytest.MonkeyPatch.context() as patch:
         if data.draw(st.booleans(), "small limits"):
-            patch.setattr(agg, "_GATHER_ROWS", 2)
-            patch.setattr(agg, "_FOLD_GROUPS", 3)
-            patch.setattr(agg, "_SLICE_ROWS", 2)
+            patch.setattr(grouping, "GATHER_ROWS", 2)
+            patch.setattr(grouping, "FOLD_GROUPS", 3)
+            patch.setattr(grouping, "SLICE_ROWS", 2)
         for _ in range(data.draw(st.integers(1, 3))):
             rows = data.draw(st.lists(row, max_size=15))
             now = {key: list(values) for key, values in model.items()}
@@ -192,7 +193,7 @@ def test_a_long_sum_that_overflows_is_an_error_and_never_a_wrong_number(slot: Ma
     # Beyond the range on the way, within it at the end.
     assert mini.run([("a", big, None, None), ("a", 5, None, None), ("a", -6, None, None)], cuts) == [("a", big - 1)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agg, "_GATHER_ROWS", 1)
+        patch.setattr(grouping, "GATHER_ROWS", 1)
         for rows in ([("b", 1, None, None), ("a", 2, None, None)], [("b", big, None, None), ("b", 1, None, None)]):
             with pytest.raises(
                 SchemaError, match=r"operator 'totals', subtask 3, key \('[ab]',\): sum\('x'\) no longer"
@@ -211,8 +212,8 @@ def test_a_decimal_sum_that_overflows_is_an_error(slot: Make) -> None:
 
 
 def test_a_batch_that_folds_often_still_emits_each_key_once(slot: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agg, "_GATHER_ROWS", 10)
-    monkeypatch.setattr(agg, "_FOLD_GROUPS", 15)
+    monkeypatch.setattr(grouping, "GATHER_ROWS", 10)
+    monkeypatch.setattr(grouping, "FOLD_GROUPS", 15)
     mini = slot(AggregateOperator("a", ["user"], INPUT, {"n": agg.count(), "s": agg.sum("x")}))
     rows = [(f"u{at % 37}", at, None, None) for at in range(500)]
     made = mini.run(rows, cuts=range(0, 500, 7))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,8 +27,72 @@ class OverflowInSumError(Exception):
         self.row = row
 
 
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Which rows of some columns belong together: group i has the rows `order[edges[i]:edges[i + 1]]`, at least one."""
+
+    order: npt.NDArray[np.int64]
+    edges: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """How many rows each group has."""
+        return np.diff(self.edges)
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """The group of every row, in the sequence of `order`."""
+        return np.repeat(np.arange(len(self)), self.counts)
+
+
 class Accumulator(ABC):
-    """One stored column of an aggregate. All its work is on whole Arrow columns.
+    """The stored columns of an aggregate, `fields`, made of the input columns `columns`. It works on whole columns."""
+
+    def __init__(self, name: str, columns: Sequence[str], fields: Sequence[pa.Field]) -> None:
+        self.name = name
+        self.columns = tuple(columns)
+        self.fields = list(fields)
+        # What a table of partial results calls them: no user's column begins like this.
+        self.labels = [f"__sl_{field.name}" for field in fields]
+
+    @abstractmethod
+    def combined(self, old: list[Any], new: list[Any], known: npt.NDArray[np.bool_]) -> list[Any]:
+        """The stored columns and the batch's as one; a row of `old` is all null where it is not `known`.
+
+        Raises `OverflowInSumError`.
+        """
+
+
+class GroupAccumulator(Accumulator):
+    """An accumulator that is handed the rows group by group, for what Arrow has no function for."""
+
+    @abstractmethod
+    def partial(self, inputs: list[Any], groups: Groups) -> list[Any]:
+        """The stored columns for groups of input rows: a row for each group."""
+
+    @abstractmethod
+    def merge(self, states: list[Any], groups: Groups) -> list[Any]:
+        """The stored columns for groups of partial results: a row for each group."""
+
+    @abstractmethod
+    def shown(self, states: list[Any]) -> Any:
+        """The result column of stored columns."""
+
+    def combined(self, old: list[Any], new: list[Any], known: npt.NDArray[np.bool_]) -> list[Any]:
+        """Each pair is a group of partial results."""
+        count = len(known)
+        pairs = np.arange(2 * count).reshape(2, count).T
+        keep = np.column_stack((known, np.ones(count, np.bool_)))
+        edges = np.concatenate(([0], np.cumsum(known + 1)))
+        both = [pa.concat_arrays([before, now]) for before, now in zip(old, new, strict=True)]
+        return self.merge(both, Groups(pairs[keep], edges))
+
+
+class ArrowAccumulator(Accumulator):
+    """One stored column, by one of Arrow's own functions for groups.
 
     A batch's rows go through `prepare` and the Arrow function `partial` per key; partial results are merged with
     `merge`; `combine` lays the result over the stored value of each key, null standing for "no value yet".
@@ -35,11 +102,10 @@ class Accumulator(ABC):
     merge: ClassVar[str]
     type: pa.DataType
 
-    def __init__(self, name: str, column: str | None) -> None:
-        self.name = name
-        self.column = column
-        # What a table of partial results calls it: no user's column begins like this.
-        self.label = f"__sl_{name}"
+    def __init__(self, name: str, column: str | None, kind: pa.DataType | None = None) -> None:
+        if kind is not None:
+            self.type = kind
+        super().__init__(name, () if column is None else (column,), [pa.field(name, self.type)])
 
     def prepare(self, column: Any) -> Any:
         """The input column as `partial` takes it."""
@@ -53,12 +119,16 @@ class Accumulator(ABC):
         """The outcome of `partial` or `merge` in the stored type; raises `OverflowInSumError`."""
         return column.cast(self.type)
 
+    def combined(self, old: list[Any], new: list[Any], known: npt.NDArray[np.bool_]) -> list[Any]:
+        """Row by row; nulls say what is not known."""
+        return [self.combine(old[0], new[0])]
+
     @abstractmethod
     def combine(self, old: Any, new: Any) -> Any:
         """The stored column and the batch's column as one; raises `OverflowInSumError`."""
 
 
-class CountRows(Accumulator):
+class CountRows(ArrowAccumulator):
     """How many rows there were, or how many with a value."""
 
     partial = "count"
@@ -70,7 +140,7 @@ class CountRows(Accumulator):
         return _either(pc.add(old, new), old, new)
 
 
-class SumLong(Accumulator):
+class SumLong(ArrowAccumulator):
     """The sum of integers in 64 bits; as in Spark's ANSI mode an overflow is an error, never a wrong number."""
 
     partial = "sum"
@@ -103,7 +173,7 @@ class SumLong(Accumulator):
             raise
 
 
-class SumDouble(Accumulator):
+class SumDouble(ArrowAccumulator):
     """The sum of floats, or of the numbers of an average, in 64-bit floats."""
 
     partial = "sum"
@@ -119,16 +189,15 @@ class SumDouble(Accumulator):
         return _either(pc.add(old, new), old, new)
 
 
-class SumDecimal(Accumulator):
+class SumDecimal(ArrowAccumulator):
     """The sum of decimals, ten digits wider than its input, as in Spark."""
 
     partial = "sum"
     merge = "sum"
 
     def __init__(self, name: str, column: str, precision: int, scale: int) -> None:
-        super().__init__(name, column)
+        super().__init__(name, column, pa.decimal128(min(38, precision + 10), scale))
         self._scale = scale
-        self.type = pa.decimal128(min(38, precision + 10), scale)
 
     def prepare(self, column: Any) -> Any:
         """In 256 bits where 128 may not be enough."""
@@ -148,23 +217,12 @@ class SumDecimal(Accumulator):
         return _either(_checked_cast(pc.add(old.cast(wide), new.cast(wide)), self.type), old, new)
 
 
-class Extreme(Accumulator):
+class Extreme(ArrowAccumulator):
     """The least or the greatest value, kept in a type that Arrow can compare: numbers for times and floats."""
 
     def __init__(self, name: str, column: str, kind: pa.DataType) -> None:
-        super().__init__(name, column)
+        super().__init__(name, column, _comparable(kind))
         self._shown = kind
-        types = pa.types
-        if types.is_floating(kind):
-            self.type = pa.int32() if kind.bit_width == 32 else pa.int64()
-        elif types.is_boolean(kind):
-            self.type = pa.int8()
-        elif types.is_date32(kind):
-            self.type = pa.int32()
-        elif types.is_timestamp(kind) or types.is_duration(kind):
-            self.type = pa.int64()
-        else:
-            self.type = kind
 
     def prepare(self, column: Any) -> Any:
         """The comparable form: a NaN is greater than all numbers, as in Spark."""
@@ -203,6 +261,17 @@ class Greatest(Extreme):
     def combine(self, old: Any, new: Any) -> Any:
         """The greater of both."""
         return pc.max_element_wise(old, new, skip_nulls=True)
+
+
+def _comparable(kind: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_floating(kind):
+        return pa.int32() if kind.bit_width == 32 else pa.int64()
+    if types.is_boolean(kind):
+        return pa.int8()
+    if types.is_date32(kind):
+        return pa.int32()
+    return pa.int64() if types.is_timestamp(kind) or types.is_duration(kind) else kind
 
 
 def _either(both: Any, old: Any, new: Any) -> Any:

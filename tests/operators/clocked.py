@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.operators.conftest import MiniSlot
-
 from strandline.operators.base import BatchInfo, Operator, SubtaskInfo
 from strandline.state.changes import ChangeSet
+from tests.operators.conftest import MiniSlot
 
 INFO = SubtaskInfo("job", "step", 0, 1, 128)
 

@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.operators.clocked import ClockedSlot
 
 from strandline.errors import JobDefinitionError, SchemaError, StrandlineError, UserCodeError
 from strandline.operators import arrow_process
 from strandline.operators.arrow_process import ArrowContext, ArrowProcessOperator, ArrowProcessor
 from strandline.operators.base import Operator
 from strandline.state.ddl import parse_schema
+from tests.operators.clocked import ClockedSlot
 
 Make = Callable[[Operator], ClockedSlot]
 INPUT = parse_schema("k string, j long, x long")

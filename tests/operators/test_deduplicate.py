@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.operators.clocked import ClockedSlot
 
 from strandline.errors import JobDefinitionError
 from strandline.operators import deduplicate, expiry
@@ -18,6 +17,7 @@ from strandline.operators.base import Operator
 from strandline.operators.deduplicate import DeduplicateOperator
 from strandline.state.ddl import parse_schema
 from strandline.state.factory import open_backend
+from tests.operators.clocked import ClockedSlot
 
 Make = Callable[[Operator], ClockedSlot]
 INPUT = parse_schema("k string, j long, t timestamp, x long")

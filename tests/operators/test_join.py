@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.operators.clocked import ClockedSlot
 
 from strandline.errors import JobDefinitionError
 from strandline.operators import expiry, join, join_state
@@ -22,6 +21,7 @@ from strandline.operators.base import Operator
 from strandline.operators.join import JoinOperator
 from strandline.state.ddl import parse_schema
 from strandline.state.factory import open_backend
+from tests.operators.clocked import ClockedSlot
 
 Make = Callable[[Operator], ClockedSlot]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

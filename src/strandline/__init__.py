@@ -3,14 +3,32 @@
 from strandline.checkpoint.stats import CheckpointStats, SubtaskStats
 from strandline.config import Config
 from strandline.errors import StrandlineError
-from strandline.job import Job, JobRun, KeyedStream, Stream
-from strandline.operators.aggregate import avg, count, max, min, sum
+from strandline.job import Job, KeyedStream, Stream, WindowedStream
+from strandline.job_run import JobRun
+from strandline.operators.aggregates import (
+    approx_count_distinct,
+    avg,
+    collect_list,
+    count,
+    first,
+    last,
+    max,
+    min,
+    sum,
+)
+from strandline.operators.arrow_aggregate import ArrowAggregate
+from strandline.operators.arrow_process import ArrowContext, ArrowProcessor
 from strandline.operators.process import KeyedProcessor
+from strandline.operators.process_context import ProcessContext
+from strandline.operators.window_specs import session, sliding, tumbling
 from strandline.sinks import ForeachBatchSink, ParquetSink
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArrowAggregate",
+    "ArrowContext",
+    "ArrowProcessor",
     "CheckpointStats",
     "Config",
     "ForeachBatchSink",
@@ -19,12 +37,21 @@ __all__ = [
     "KeyedProcessor",
     "KeyedStream",
     "ParquetSink",
+    "ProcessContext",
     "StrandlineError",
     "Stream",
     "SubtaskStats",
+    "WindowedStream",
+    "approx_count_distinct",
     "avg",
+    "collect_list",
     "count",
+    "first",
+    "last",
     "max",
     "min",
+    "session",
+    "sliding",
     "sum",
+    "tumbling",
 ]

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
 from strandline._options import DurationLike, parse_duration
-from strandline.checkpoint.stats import CheckpointStats
 from strandline.config import Config
 from strandline.errors import ConfigError, JobDefinitionError
+from strandline.job_run import JobRun
 from strandline.operators.aggregate import Aggregate, AggregateOperator
+from strandline.operators.arrow_process import ArrowProcessOperator, ArrowProcessor
+from strandline.operators.base import Operator, TimeMode
+from strandline.operators.deduplicate import DeduplicateOperator
+from strandline.operators.join import JoinOperator
+from strandline.operators.join_plan import LEFT, RIGHT, SIDE_COLUMN, JoinType
 from strandline.operators.process import KeyedProcessor, ProcessOperator
+from strandline.operators.window import WindowOperator
+from strandline.operators.window_specs import WindowSpec
 from strandline.runtime.plan import (
     Graph,
     Node,
+    OutputNode,
     SourceNode,
     StatefulNode,
     Transformation,
@@ -59,6 +71,7 @@ class Job:
         self.spark = spark
         self.config = config
         self._graph = Graph()
+        self._has_watermark = False
 
     def source(
         self, frame: DataFrame, *, event_time: str | None = None, watermark_delay: DurationLike | None = None
@@ -78,6 +91,7 @@ class Job:
             raise JobDefinitionError(f"job {self.name!r}: this DataFrame cannot be a source: {'; '.join(problems)}.")
         if event_time is not None or watermark_delay is not None:
             frame = self._with_watermark(frame, event_time, watermark_delay)
+        self._has_watermark |= event_time_column(frame.schema) is not None
         return Stream(self, SourceNode(frame))
 
     def _with_watermark(self, frame: DataFrame, event_time: str | None, delay: DurationLike | None) -> DataFrame:
@@ -163,6 +177,16 @@ class Stream:
         """The columns of the stream."""
         return self._prototype.schema
 
+    def side(self, name: str) -> Stream:
+        """One of the side outputs of the step that made this stream."""
+        node = self._node
+        if not isinstance(node, OutputNode) or name not in node.parent.operator.side_outputs:
+            known = list(node.parent.operator.side_outputs) if isinstance(node, OutputNode) else []
+            raise JobDefinitionError(
+                f"job {self._job.name!r}: no side output {name!r} here; there are: {', '.join(known) or 'none'}"
+            )
+        return Stream(self._job, OutputNode(node.parent, name))
+
     def transform(self, function: Transformation) -> Stream:
         """A stateless step: `function` gets the stream as a DataFrame and returns another one.
 
@@ -227,96 +251,352 @@ class KeyedStream:
         self._stream = stream
         self._columns = columns
 
+    # --- per-key user code -------------------------------------------------------------------------
+
     def process(
         self,
-        processor: KeyedProcessor,
+        processor: KeyedProcessor | StatefulProcessor | ArrowProcessor | Callable[..., Any],
         schema: str | StructType,
         *,
         uid: str | None = None,
-        rows: Literal["row"] = "row",
+        rows: Literal["row", "pandas", "arrow"] = "row",
+        time_mode: str = "none",
+        initial_state: DataFrame | None = None,
+        late: str | None = None,
+        side_outputs: Mapping[str, str | StructType] | None = None,
     ) -> Stream:
-        """Run `processor` once per key and batch; `schema` is that of the rows it yields."""
+        """Run `processor` on the rows of every key; `schema` is that of the rows it yields.
+
+        `processor` is a `KeyedProcessor`; or a `StatefulProcessor` as it is written for Spark (`rows="row"` or
+        `"pandas"`, with `initial_state`, a batch DataFrame with the key columns, if it has one); or, with
+        `rows="arrow"`, an `ArrowProcessor` or a function of a table and a context.
+
+        `time_mode` is the clock of its timers: "processing" or "event" time, or "none". In event time, rows that the
+        watermark has passed are dropped and counted; `late="keep"` hands them over like any other, another name sends
+        them to the side output of that name. `side_outputs` are the schemas of those that the processor emits to.
+        """
+        uid = self._uid(uid, "process")
+        mode = _time_mode(uid, time_mode)
+        output = _struct(schema)
+        if isinstance(processor, StatefulProcessor):
+            return self._spark_process(uid, processor, output, rows, mode, initial_state, late, side_outputs)
+        if initial_state is not None:
+            raise JobDefinitionError(f"operator {uid!r}: initial_state is for Spark's StatefulProcessor")
+        if rows == "arrow":
+            return self._arrow_process(uid, processor, output, mode, late, side_outputs)
         if not isinstance(processor, KeyedProcessor):
-            raise JobDefinitionError(f"process() takes an instance of a KeyedProcessor, not {processor!r}")
+            raise JobDefinitionError(
+                f"operator {uid!r}: process() takes an instance of a KeyedProcessor or of Spark's StatefulProcessor, "
+                f"or with rows='arrow' an ArrowProcessor or a function, not {processor!r}"
+            )
         if rows != "row":
-            raise JobDefinitionError(f"rows={rows!r} is not available in this release; use rows='row'")
-        job = self._stream._job
+            raise JobDefinitionError(f"operator {uid!r}: a KeyedProcessor gets rows='row', not rows={rows!r}")
         operator = ProcessOperator(
-            job._uid(uid, "process"), processor, self._columns, self._stream.schema, _struct(schema)
+            uid,
+            processor,
+            self._columns,
+            self._stream.schema,
+            output,
+            time_mode=mode,
+            timer_service=self._timer_service,
+            event_time=self._event_time(uid) if mode == "event" else None,
+            late=_late(mode, late),
+            side_outputs=side_outputs,
         )
+        operator.check()
         return self._stateful(operator, tuple(self._stream.schema.names), operator.output_struct)
+
+    def _spark_process(
+        self,
+        uid: str,
+        processor: StatefulProcessor,
+        output: StructType,
+        rows: str,
+        mode: TimeMode,
+        initial_state: DataFrame | None,
+        late: str | None,
+        side_outputs: Mapping[str, str | StructType] | None,
+    ) -> Stream:
+        if late is not None or side_outputs:
+            raise JobDefinitionError(f"operator {uid!r}: late= and side_outputs= are for a KeyedProcessor")
+        if rows not in ("row", "pandas"):
+            raise JobDefinitionError(f"operator {uid!r}: a StatefulProcessor gets rows='row' or 'pandas', not {rows!r}")
+        if initial_state is not None:
+            missing = [name for name in self._columns if name not in initial_state.columns]
+            if initial_state.isStreaming or missing:
+                raise JobDefinitionError(
+                    f"operator {uid!r}: initial_state must be a batch DataFrame with the key columns "
+                    f"{', '.join(self._columns)}"
+                )
+        from strandline.operators.spark_processor import SparkProcessorOperator
+
+        operator = SparkProcessorOperator(
+            uid,
+            processor,
+            self._columns,
+            self._stream.schema,
+            output,
+            rows="pandas" if rows == "pandas" else "row",
+            time_mode=mode,
+            timer_service=self._timer_service,
+            event_time=self._event_time(uid) if mode == "event" else None,
+            initial_schema=initial_state.schema if initial_state is not None else None,
+        )
+        operator.check()
+        return self._stateful(operator, tuple(self._stream.schema.names), operator.output_struct, initial_state)
+
+    def _arrow_process(
+        self,
+        uid: str,
+        processor: Any,
+        output: StructType,
+        mode: TimeMode,
+        late: str | None,
+        side_outputs: Mapping[str, str | StructType] | None,
+    ) -> Stream:
+        if mode != "none" or late is not None or side_outputs:
+            raise JobDefinitionError(
+                f"operator {uid!r}: with rows='arrow' there are no timers, late rows or side outputs; "
+                "use a KeyedProcessor for those"
+            )
+        operator = ArrowProcessOperator(uid, processor, self._columns, self._stream.schema, output)
+        return self._stateful(operator, tuple(self._stream.schema.names), operator.output_struct)
+
+    # --- vectorised steps --------------------------------------------------------------------------
 
     def aggregate(self, *, uid: str | None = None, **aggregates: Aggregate) -> Stream:
         """Running aggregates per key: for every batch, one row per key that changed, with the key and its values.
 
         `stream.key_by("user").aggregate(n=sl.count(), total=sl.sum("amount"))`
         """
-        operator = AggregateOperator(
-            self._stream._job._uid(uid, "aggregate"), self._columns, self._stream.schema, aggregates
+        operator = AggregateOperator(self._uid(uid, "aggregate"), self._columns, self._stream.schema, aggregates)
+        return self._stateful(operator, operator.needed_columns, operator.output_struct)
+
+    def window(
+        self,
+        spec: WindowSpec,
+        time: str | None = None,
+        *,
+        allowed_lateness: DurationLike = 0,
+        emit: Literal["close", "update"] = "close",
+        late: str = "drop",
+    ) -> WindowedStream:
+        """Windows of event time per key; `.aggregate(...)` says what is computed in each.
+
+        `time` is the column to go by, by default the source's event time. A window is emitted once the watermark
+        reaches its end, or with `emit="update"` whenever it changes. With `allowed_lateness` it is kept for that much
+        longer, and emitted again for rows that still come. Rows later than that are dropped and counted, or sent to the
+        side output that `late` names.
+        """
+        return WindowedStream(self, spec, time, _milliseconds(allowed_lateness, "allowed_lateness"), emit, late)
+
+    def deduplicate(
+        self,
+        *,
+        ttl: DurationLike | None = None,
+        within: DurationLike | None = None,
+        time: str | None = None,
+        uid: str | None = None,
+    ) -> Stream:
+        """The first row of every key; later ones are dropped.
+
+        A key is remembered for `ttl` of processing time, for ever by default. With `within`, for rows whose event time
+        (`time`, by default the source's) is at most that much after the first one's: like Spark's
+        `dropDuplicatesWithinWatermark`, with a bound of its own.
+        """
+        uid = self._uid(uid, "deduplicate")
+        if ttl is not None and within is not None:
+            raise JobDefinitionError(f"operator {uid!r}: ttl= is a time of the clock, within= of events; give one")
+        if within is None and time is not None:
+            raise JobDefinitionError(f"operator {uid!r}: time={time!r} needs within=, such as within='1h'")
+        column = None if within is None else time or self._event_time(uid)
+        period = ttl if within is None else within
+        operator = DeduplicateOperator(
+            uid,
+            self._columns,
+            self._stream.schema,
+            None if period is None else _milliseconds(period, "ttl" if within is None else "within"),
+            column,
         )
-        used = [*self._columns, *(a.column for a in aggregates.values() if a.column is not None)]
-        return self._stateful(operator, tuple(dict.fromkeys(used)), operator.output_struct)
+        return self._stateful(operator, tuple(self._stream.schema.names), operator.input_struct)
+
+    def join(
+        self,
+        other: KeyedStream,
+        how: JoinType = "inner",
+        *,
+        within: DurationLike | tuple[DurationLike, DurationLike] | None = None,
+        left_time: str | None = None,
+        right_time: str | None = None,
+        uid: str | None = None,
+    ) -> Stream:
+        """Pairs of a row of this stream and one of `other` with equal keys, within a time of each other.
+
+        `within="10m"` joins rows at most ten minutes apart; `within=("0s", "1h")` a left row with right rows of the
+        same time up to an hour later (a bound may be negative: "-5m"). Without it every row is kept for ever, and only
+        inner joins are possible. Times are the sources' event times, or the columns `left_time` and `right_time`.
+        A row without a partner comes out of a left, right or full join, with nulls for the other side, once the
+        watermark says that none can come any more. Columns are those of the left side and then of the right; keys with
+        the same name on both sides come once.
+        """
+        uid = self._uid(uid, "join")
+        left, right = self._stream, other._stream
+        if left._job is not right._job:
+            raise JobDefinitionError(f"operator {uid!r}: streams of different jobs cannot be joined")
+        bounds = _bounds(uid, within)
+        if bounds is not None:
+            left_time = left_time or self._event_time(uid)
+            right_time = right_time or other._event_time(uid)
+        operator = JoinOperator(
+            uid, self._columns, other._columns, left.schema, right.schema, how, left_time, right_time, *(bounds or ())
+        )
+        sides = UnionNode(
+            (
+                TransformNode(left._node, _side(operator, LEFT)),
+                TransformNode(right._node, _side(operator, RIGHT)),
+            )
+        )
+        node = StatefulNode(sides, operator, tuple(operator.input_struct.names), operator.output_struct)
+        left._job._graph.operators.append(operator)
+        return Stream(left._job, node)
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _uid(self, given: str | None, kind: str) -> str:
+        return self._stream._job._uid(given, kind)
+
+    @property
+    def _timer_service(self) -> Literal["heap", "rocksdb"]:
+        return "rocksdb" if self._stream._job.config.timer_service == "rocksdb" else "heap"
+
+    def _event_time(self, uid: str) -> str:
+        """The stream's event time column; without one, a clear error."""
+        column = event_time_column(self._stream.schema)
+        if column is None:
+            raise JobDefinitionError(
+                f"operator {uid!r} works in event time, but its stream has no event time column"
+                + (
+                    "; name the column, for it is lost when a step or a transform makes a new one"
+                    if self._stream._job._has_watermark
+                    else ": give job.source(df, event_time='...', watermark_delay='...')"
+                )
+            )
+        return column
 
     def _stateful(
-        self, operator: ProcessOperator | AggregateOperator, columns: tuple[str, ...], output: StructType
+        self,
+        operator: Operator,
+        columns: tuple[str, ...],
+        output: StructType,
+        initial: DataFrame | None = None,
     ) -> Stream:
         job = self._stream._job
-        node = StatefulNode(self._stream._node, operator, columns, output)
+        node = StatefulNode(self._stream._node, operator, columns, output, initial)
         job._graph.operators.append(operator)
-        return Stream(job, node)
+        return Stream(job, OutputNode(node, None) if operator.side_outputs else node)
 
 
-class JobRun:
-    """A running job. All methods may be called from any thread."""
+class WindowedStream:
+    """A keyed stream cut into windows of event time."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        run.begin()
+    def __init__(
+        self,
+        keyed: KeyedStream,
+        spec: WindowSpec,
+        time: str | None,
+        allowed_lateness_ms: int,
+        emit: Literal["close", "update"],
+        late: str,
+    ) -> None:
+        self._keyed = keyed
+        self._spec = spec
+        self._time = time
+        self._allowed_lateness_ms = allowed_lateness_ms
+        self._emit = emit
+        self._late = late
 
-    @property
-    def status(self) -> str:
-        """`starting`, `running`, `restarting`, `finished`, `stopped`, `cancelled` or `failed`."""
-        return self._run.status
+    def aggregate(self, *, uid: str | None = None, **aggregates: Aggregate) -> Stream:
+        """The aggregates of every window: the key columns, `window_start`, `window_end`, then the values."""
+        keyed = self._keyed
+        uid = keyed._uid(uid, "window")
+        if not keyed._stream._job._has_watermark:
+            raise JobDefinitionError(
+                f"operator {uid!r}: windows close by a watermark, and no source has one: give "
+                "job.source(df, event_time='...', watermark_delay='...')"
+            )
+        operator = WindowOperator(
+            uid,
+            keyed._columns,
+            keyed._stream.schema,
+            self._spec,
+            self._time or keyed._event_time(uid),
+            aggregates,
+            self._allowed_lateness_ms,
+            self._emit,
+            self._late,
+        )
+        return keyed._stateful(operator, operator.needed_columns, operator.output_struct)
 
-    @property
-    def error(self) -> Exception | None:
-        """Why the run failed, if it did."""
-        return self._run.error
 
-    def process_all_available(self) -> None:
-        """Return when the rows that are there now are processed and a completed checkpoint covers them.
+def _time_mode(uid: str, given: str) -> TimeMode:
+    modes: dict[str, TimeMode] = {
+        "none": "none",
+        "processing": "processing",
+        "processingtime": "processing",
+        "event": "event",
+        "eventtime": "event",
+    }
+    found = modes.get(str(given).lower())
+    if found is None:
+        raise JobDefinitionError(f"operator {uid!r}: time_mode={given!r}; it must be none, processing or event")
+    return found
 
-        Raises the run's error if it fails meanwhile.
-        """
-        self._run.process_all_available()
 
-    def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait until the run ends; False if it still runs after `timeout` seconds. Raises its error if it failed."""
-        return self._run.await_termination(timeout)
+def _late(mode: TimeMode, given: str | None) -> str | None:
+    if given == "keep":
+        return None
+    return "drop" if given is None and mode == "event" else given
 
-    def checkpoints(self) -> list[CheckpointStats]:
-        """The run's checkpoints with their figures, oldest first."""
-        return self._run.checkpoints()
 
-    def trigger_checkpoint(self) -> CheckpointStats:
-        """Take a checkpoint now, and return its figures when it is complete."""
-        return self._run.trigger_checkpoint()
+def _milliseconds(duration: DurationLike, what: str) -> int:
+    try:
+        return round(parse_duration(duration) * 1000)
+    except ValueError as error:
+        raise JobDefinitionError(f"{what}={duration!r} is no duration such as '10s' or '1h': {error}") from error
 
-    def stop(self) -> None:
-        """Finish the batch that runs, take a last checkpoint, and end: every row that was processed is visible."""
-        self._run.stop()
 
-    def cancel(self) -> None:
-        """End at once, without a last checkpoint. What happens to the checkpoints says `Config.on_cancel`."""
-        self._run.cancel()
+def _bounds(uid: str, within: DurationLike | tuple[DurationLike, DurationLike] | None) -> tuple[int, int] | None:
+    if within is None:
+        return None
+    if not isinstance(within, tuple):
+        span = _milliseconds(within, f"operator {uid!r}: within")
+        return -span, span
+    lower, upper = (_signed_milliseconds(uid, bound) for bound in within)
+    return lower, upper
 
-    def processes(self) -> dict[str, Any]:
-        """The run's task managers and slots with their process ids."""
-        return self._run.processes()
 
-    def figures(self) -> dict[str, Any]:
-        """Counts of the run: generation, batches, restarts, repeated rounds, replaced slots, state size."""
-        return self._run.figures()
+def _signed_milliseconds(uid: str, bound: DurationLike) -> int:
+    if isinstance(bound, str) and bound.strip().startswith("-"):
+        return -_milliseconds(bound.strip()[1:], f"operator {uid!r}: within")
+    if not isinstance(bound, str) and (bound < timedelta() if isinstance(bound, timedelta) else bound < 0):
+        return -_milliseconds(-bound, f"operator {uid!r}: within")
+    return _milliseconds(bound, f"operator {uid!r}: within")
+
+
+def _side(operator: JoinOperator, side: int) -> Transformation:
+    """One side of a join as the operator takes it."""
+
+    def project(frame: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        columns = [F.lit(side).cast("byte").alias(SIDE_COLUMN)]
+        for column in operator.input_columns:
+            source = column.left if side == LEFT else column.right
+            value = F.lit(None) if source is None else F.col(f"`{source}`")
+            columns.append(value.cast(column.data_type).alias(column.name))
+        return frame.select(*columns)
+
+    return project
 
 
 def _struct(schema: str | StructType) -> StructType:

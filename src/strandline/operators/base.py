@@ -67,6 +67,8 @@ class Operator(ABC):
 
     uid: str
     key_columns: tuple[str, ...]
+    input_struct: StructType
+    """The step's input columns; of these it may read only some."""
     output_schema: pa.Schema
     sorted_input: bool
     """Whether the rows of a key must be contiguous (per-key user code), or in any order (vectorised operators)."""

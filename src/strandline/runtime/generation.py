@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 import shutil
 import sys
 import tempfile
@@ -250,6 +251,12 @@ class Generation:
             self._clock.tick()  # what these rows made due is part of the answer
             self._query.processAllAvailable()
         self.checkpoints.cover()
+
+    def query(self, uid: str, state: str, key: tuple[Any, ...]) -> Any:
+        """The state of one key: the slot that owns its key group has it."""
+        body = {"operator": uid, "state": state, "key": pickle.dumps(key)}
+        found: list[Any] = [pickle.loads(answer) for answer in self._cluster.fan("query", body, timeout=10.0).values()]
+        return next((value for value in found if value not in (None, [], {})), found[0])
 
     def figures(self) -> dict[str, Any]:
         rows = late = state = memory = 0

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
-from strandline.errors import StaleAttemptError
+from strandline.errors import StaleAttemptError, StrandlineError
 from strandline.operators.base import BatchInfo, Operator, TimeMode
 from strandline.runtime.local_files import OperatorFolder
 from strandline.runtime.messages import ExchangeHeader, SlotSpec, SnapshotReport
@@ -20,6 +22,8 @@ from strandline.runtime.recorded import RecordedOutput
 from strandline.runtime.side_outputs import recorded, recorded_schema
 from strandline.state.backend import Snapshot, SnapshotFile, StateBackend
 from strandline.state.changes import ChangeSet
+from strandline.state.keys import key_group_range
+from strandline.state.query import encode_key, read_state
 from strandline.state.segment import SegmentHeader, write_segment
 
 Chunk = tuple[list[bytes], list[bytes | None]]
@@ -225,6 +229,24 @@ class OperatorSlot:
     def timer(self) -> tuple[TimeMode, int | None]:
         """The operator's clock, and when on it it has something to do without rows; at once if it has not run yet."""
         return self.operator.time_mode, self.operator.next_timer_ms if self._ran else 0
+
+    def query(self, state: str, key: tuple[Any, ...]) -> Any:
+        """What `state` holds for `key` by the last commit; empty if the key is not of this subtask."""
+        described = {known.name: known for known in self.operator.states()}
+        if state not in described:
+            raise StrandlineError(
+                f"operator {self.operator.uid!r} has no state {state!r}; it has: {', '.join(described) or 'none'}"
+            )
+        self._applied.result()
+        names = self.operator.key_columns
+        schema = StructType([self.operator.input_struct[name] for name in names])
+        spec, now = self._spec, int(time.time() * 1000)
+        found: Any = None
+        for group in key_group_range(spec.index, spec.parallelism, spec.max_parallelism):
+            found = read_state(self._backend, described[state], encode_key(schema, key, group), now)
+            if found not in (None, [], {}):
+                break
+        return found
 
     def figures(self) -> dict[str, int]:
         """Rows worked on by this incarnation, and what its state takes up."""

@@ -60,6 +60,8 @@ class StatefulNode:
     columns: tuple[str, ...]
     """The input columns that the operator reads; no others are shuffled."""
     output: StructType
+    initial: DataFrame | None = None
+    """Rows that state is made of before the first batch of a job that begins."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -306,6 +306,9 @@ class Run:
                 raise
             self._end(generation, status)
 
+    def query(self, uid: str, state: str, key: Any) -> Any:
+        return self._running().query(uid, state, key if isinstance(key, tuple) else (key,))
+
     def processes(self) -> dict[str, Any]:
         return self._cluster.describe() if self._cluster is not None and not self._done.is_set() else {}
 

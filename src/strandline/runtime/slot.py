@@ -110,6 +110,13 @@ class Slot:
     def figures(self, _body: Any) -> dict[str, dict[str, int]]:
         return {uid: op.figures() for uid, op in self.operators.items()}
 
+    def query(self, body: dict[str, Any]) -> bytes:
+        """The state of one key, pickled; see `OperatorSlot.query`."""
+        op = self.operators.get(body["operator"])
+        if op is None:
+            raise StrandlineError(f"there is no step {body['operator']!r}; there are: {', '.join(self.operators)}")
+        return pickle.dumps(op.query(body["state"], pickle.loads(body["key"])))
+
     def prepare_empty(self, body: dict[str, Any]) -> None:
         """Prepare the operators that Spark did not call: for them, the batch had no rows."""
         when = msgspec.convert(body["time"], BatchTime)
@@ -161,6 +168,7 @@ class Slot:
             for name in (
                 "status",
                 "figures",
+                "query",
                 "prepare_empty",
                 "discard",
                 "commit",

@@ -201,3 +201,15 @@ def test_what_needs_event_time_says_so_when_the_job_is_built(clicks: Clicks) -> 
     timed = job.source(clicks.source(), event_time="ts", watermark_delay="1s")
     with pytest.raises(JobDefinitionError, match="no side output 'late' here; there are: none"):
         timed.key_by("user").window(sl.tumbling("10s")).aggregate(n=sl.count()).side("late")
+
+
+def test_a_drained_source_closes_what_its_last_rows_made_due(clicks: Clicks) -> None:
+    clicks.write([("a", 1, 1)])
+    clicks.write([("a", 30, 2)])
+    job = clicks.job()
+    source = job.source(clicks.source(), event_time="ts", watermark_delay="5s")
+    source.key_by("user").window(sl.tumbling("10s")).aggregate(n=sl.count()).sink(clicks.sink())
+    run = job.start(available_now=True)
+    assert run.await_termination(timeout=120)
+    assert run.status == "finished"
+    assert clicks.rows() == [("a", at(0), at(10), 1)]

@@ -97,5 +97,9 @@ class Operator(ABC):
         `UserCodeError`, rows that do not fit as `SchemaError`.
         """
 
+    def run_initial(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
+        """Make state of rows that the user gave for the beginning of the job; once, before the first batch."""
+        raise NotImplementedError(f"operator {self.uid!r} takes no initial state")
+
     def close(self) -> None:  # noqa: B027  # most operators have nothing to release
         """Called when the slot ends in an orderly way."""

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -29,16 +29,19 @@ from strandline.errors import (
     StrandlineError,
     UserCodeError,
 )
-from strandline.runtime.clock import Clock
+from strandline.runtime.clock import Clock, Timers
 from strandline.runtime.cluster import Cluster
 from strandline.runtime.messages import BatchTime, batch_id
-from strandline.runtime.relay import EPOCH, GENERATION, ROUND, STAGING, TIME
+from strandline.runtime.relay import EPOCH, GENERATION, PROPERTIES, ROUND, SPARK_BATCH, STAGING, TIME
 from strandline.runtime.wire import decode_error
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
 
 MAX_ROUNDS = 8
 FATAL = (UserCodeError, SchemaError, StorageFullError)
@@ -149,9 +152,46 @@ class BatchFunction:
     def _run(self, rows: DataFrame, spark_batch: int) -> None:
         began = time.time()
         batch = batch_id(self.generation, spark_batch)
-        round_ = self._protocol.begin(batch)
         when = self._clock.of(spark_batch)
         context = rows.sparkSession.sparkContext
+
+        def evaluate(round_: Round) -> list[SinkFile]:
+            files = self._evaluate(rows, batch)
+            self._prepare_all(rows, round_, when)
+            return files
+
+        files = self._in_rounds(context, batch, when, evaluate)
+        self._commit(spark_batch, files, began)
+
+    def initialize(self, frames: list[DataFrame]) -> None:
+        """Hand the initial state of a job that begins to its slots, as a batch of its own before Spark's first.
+
+        No checkpoint covers it alone: if the job fails before its first checkpoint, it begins again with this.
+        """
+        if not frames:
+            return
+        batch = batch_id(self.generation, -1)
+        when = BatchTime(int(time.time() * 1000))
+        context = frames[0].sparkSession.sparkContext
+
+        def evaluate(round_: Round) -> None:
+            context.setLocalProperty(SPARK_BATCH, "-1")
+            context.setLocalProperty(STAGING, str(False))
+            for frame in frames:
+                frame.write.format("noop").mode("overwrite").save()
+            self._prepare_missing(round_, when)
+
+        with self.busy:
+            try:
+                self._in_rounds(context, batch, when, evaluate)
+            finally:
+                for name in PROPERTIES:  # they belong to this thread, which is the user's
+                    context.setLocalProperty(name, None)  # type: ignore[arg-type]  # None removes it
+            self._decide(lambda _timers: None)
+
+    def _in_rounds(self, context: SparkContext, batch: int, when: BatchTime, evaluate: Callable[[Round], Made]) -> Made:
+        """Have every subtask prepared in one round, repeating what passing failures cut short."""
+        round_ = self._protocol.begin(batch)
         while True:
             try:
                 for name, value in (
@@ -161,10 +201,9 @@ class BatchFunction:
                     (TIME, msgspec.json.encode(when).decode()),
                 ):
                     context.setLocalProperty(name, str(value))
-                files = self._evaluate(rows, batch)
-                self._prepare_all(rows, round_, when)
+                made = evaluate(round_)
                 self._protocol.action_finished()
-                break
+                return made
             except Exception as error:
                 if self._ending.is_set():
                     raise
@@ -180,7 +219,6 @@ class BatchFunction:
                 )
                 self.rounds_repeated += 1
                 round_ = self._next_round()
-        self._commit(spark_batch, files, began)
 
     def _next_round(self) -> Round:
         """Every slot alive again, with nothing prepared."""
@@ -248,6 +286,10 @@ class BatchFunction:
         if self._protocol.missing() and self._outlets.manifests is None:
             rows.write.format("noop").mode("overwrite").save()
             self._note_prepared(round_)
+        self._prepare_missing(round_, when)
+
+    def _prepare_missing(self, round_: Round, when: BatchTime) -> None:
+        self._note_prepared(round_)
         missing = {index for _operator, index in self._protocol.missing()}
         if missing:
             body = {"batch": round_.batch, "round": round_.number, "time": when}
@@ -261,6 +303,12 @@ class BatchFunction:
                     self._protocol.prepared(operator, index, status["incarnation"], round_, None)
 
     def _commit(self, spark_batch: int, files: list[SinkFile], began: float) -> None:
+        with self._guard:
+            batch = self._decide(lambda timers: self._clock.committed(spark_batch, timers))
+            self._on_commit(batch, spark_batch, files, began)
+        self.batches += 1
+
+    def _decide(self, told: Callable[[list[Timers]], None]) -> int:
         """Decide, then tell. A slot that dies in between is brought to the decided batch from its segments."""
         with self._guard:
             batch = self._protocol.commit()
@@ -269,16 +317,13 @@ class BatchFunction:
                     timers = self._cluster.fan("commit", {"batch": batch})
                     for index in timers:
                         self._protocol.applied(index, self._cluster.incarnation(index), batch)
-                    self._clock.committed(spark_batch, list(timers.values()))
-                    break
+                    told(list(timers.values()))
+                    return batch
                 except SlotLostError:
                     self.recover()
-            else:
-                raise SlotLostError(
-                    f"job {self._cluster.run.job}: slots were lost again and again while batch {batch} was committed"
-                )
-            self._on_commit(batch, spark_batch, files, began)
-        self.batches += 1
+            raise SlotLostError(
+                f"job {self._cluster.run.job}: slots were lost again and again while batch {batch} was committed"
+            )
 
     def _cause(self, error: Exception, round_: Round) -> StrandlineError:
         """What went wrong, as the slot or the task told it, rather than as it arrived through Spark."""

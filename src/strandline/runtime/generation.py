@@ -60,6 +60,7 @@ class Generation:
         self,
         number: int,
         query: StreamingQuery,
+        start_again: Callable[[], StreamingQuery],
         batch_function: BatchFunction,
         checkpoints: Checkpoints,
         cluster: Cluster,
@@ -70,6 +71,7 @@ class Generation:
         self.batch_function = batch_function
         self.checkpoints = checkpoints
         self._query = query
+        self._start_again = start_again
         self._cluster = cluster
         self._scratch = scratch
         self._clock = clock
@@ -180,12 +182,19 @@ class Generation:
                 elif config.batch_interval is not None:
                     writer = writer.trigger(processingTime=f"{int(config.batch_interval * 1000)} milliseconds")
                 checkpoints.start()
+                if restored is None:
+                    batch_function.initialize(graph.initial_rows(wiring))
                 query = writer.start()
         except BaseException:
             checkpoints.close()
             shutil.rmtree(scratch, ignore_errors=True)
             raise
-        return cls(generation, query, batch_function, checkpoints, cluster, scratch, clock)
+
+        def start_again() -> StreamingQuery:
+            with _settings(spark):
+                return writer.start()
+
+        return cls(generation, query, start_again, batch_function, checkpoints, cluster, scratch, clock)
 
     # --- watching --------------------------------------------------------------------------------
 
@@ -196,7 +205,11 @@ class Generation:
             if failure is not None:
                 return failure
             if not self._query.isActive:
-                return self._failure()
+                failure = self._failure()
+                if failure is not None or not self._clock.watermark_moved():
+                    return failure
+                self._clock.tick()  # the source is drained, but its last rows made something due
+                self._query = self._start_again()
             failure = self._replace_lost_slots()
             if failure is not None:
                 return failure

@@ -103,6 +103,8 @@ class ExchangeHeader(msgspec.Struct, frozen=True):
     subtask: int
     attempt: int
     time: BatchTime
+    initial: bool = False
+    """Whether the rows are initial state, before the first batch of a job that begins."""
 
 
 class SnapshotReport(msgspec.Struct, frozen=True):

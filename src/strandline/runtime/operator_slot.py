@@ -129,7 +129,8 @@ class OperatorSlot:
         try:
             when = header.time
             batch = BatchInfo(header.batch, when.processing_ms, when.watermark_ms, when.late_watermark_ms)
-            for produced in self.operator.run(self._counted(rows), changes, batch):
+            work = self.operator.run_initial if header.initial else self.operator.run
+            for produced in work(self._counted(rows), changes, batch):
                 output.append(recorded(produced, self.output_schema, self.operator))
             self._ran = True
             output.seal()

@@ -7,7 +7,7 @@ starts actions on the finished rows. A stream that is used twice is evaluated tw
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,6 +152,16 @@ class Graph:
             ),
         )
 
+    def initial_rows(self, wiring: Wiring) -> list[DataFrame]:
+        """Frames whose evaluation hands the initial state of a step to its slots."""
+        return [
+            _partitioned(node.initial, node.operator, wiring, marked=False).mapInArrow(
+                replace(_relay(node, wiring), marked=False, initial=True), recorded_struct(node.operator, node.output)
+            )
+            for node in self._nodes()
+            if isinstance(node, StatefulNode) and node.initial is not None
+        ]
+
     def _written(self, node: Node, writer: ParquetWriter, wiring: Wiring, frames: dict[int, DataFrame]) -> DataFrame:
         """A sink's manifest. What only this sink reads is written by the relay's own task, not by way of Spark."""
         readers = [known for known, _sink in self.sinks if known is node]
@@ -241,14 +251,14 @@ def _nothing(batches: Any) -> Any:
     return iter(())
 
 
-def _partitioned(rows: DataFrame, operator: Operator, wiring: Wiring) -> DataFrame:
+def _partitioned(rows: DataFrame, operator: Operator, wiring: Wiring, *, marked: bool = True) -> DataFrame:
     """Every row with its key group, in the partition of the subtask that owns the group."""
     from pyspark.sql import functions as F
 
     group = F.pmod(F.xxhash64(*operator.key_columns), F.lit(wiring.max_parallelism)).cast("int")
     subtask = F.expr(f"cast(`{KEY_GROUP_COLUMN}` * {wiring.parallelism} div {wiring.max_parallelism} as int)")
     keyed = rows.withColumn(KEY_GROUP_COLUMN, group).withColumn(SUBTASK_COLUMN, subtask)
-    if operator.time_mode != "none":
+    if marked and operator.time_mode != "none":
         keyed = keyed.unionByName(_marks(keyed, wiring.parallelism))
     keyed = keyed.repartitionById(wiring.parallelism, F.col(SUBTASK_COLUMN))
     return keyed.sortWithinPartitions(*operator.key_columns) if operator.sorted_input else keyed

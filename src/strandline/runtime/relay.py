@@ -38,6 +38,8 @@ class Relay:
     secret: str
     marked: bool
     """Whether a row without a key group marks every partition, so that the slot is called without rows, too."""
+    initial: bool = False
+    """Whether the rows are the initial state of the operator, not those of a batch."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = next((batch for batch in batches if batch.num_rows), None)
@@ -58,7 +60,16 @@ class Relay:
 
     def _header(self, subtask: int) -> ExchangeHeader:
         task = current_batch()
-        return ExchangeHeader(task.generation, task.batch, task.round, self.operator, subtask, task.attempt, task.time)
+        return ExchangeHeader(
+            task.generation,
+            task.batch,
+            task.round,
+            self.operator,
+            subtask,
+            task.attempt,
+            task.time,
+            self.initial,
+        )
 
 
 def _without_marks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -91,7 +102,9 @@ class TaskBatch(NamedTuple):
     attempt: int
 
 
-_PROPERTIES = (GENERATION, "streaming.sql.batchId", ROUND, EPOCH, STAGING, TIME)
+SPARK_BATCH = "streaming.sql.batchId"
+"""Set by Spark itself, except for initial state."""
+PROPERTIES = (GENERATION, SPARK_BATCH, ROUND, EPOCH, STAGING, TIME)
 
 
 def current_batch() -> TaskBatch:
@@ -100,7 +113,7 @@ def current_batch() -> TaskBatch:
 
     task = TaskContext.get()
     assert task is not None
-    values = [task.getLocalProperty(name) for name in _PROPERTIES]
+    values = [task.getLocalProperty(name) for name in PROPERTIES]
     if any(value is None for value in values):
         raise StrandlineError("rows of a Strandline job can only be evaluated inside its batch function")
     generation, spark_batch, round_, epoch, staging, time = (str(value) for value in values)

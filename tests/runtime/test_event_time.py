@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import strandline as sl
-from strandline.errors import JobDefinitionError
-from tests.runtime.conftest import wait_until
+from strandline.errors import JobDefinitionError, StrandlineError
+from tests.runtime.conftest import Sum, wait_until
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 Click = tuple[str, float, int]
@@ -181,6 +181,28 @@ def test_a_join_waits_for_partners_as_long_as_the_watermarks_of_both_sources_say
     clicks.write([("z", 60, 0)], "payments")
     run.process_all_available()
     assert clicks.rows() == [("a", at(1), 1, at(5), 100), ("b", at(2), 2, None, None)]
+
+
+def test_a_function_that_ignores_its_rows_does_not_lose_them_beside_a_parquet_sink(
+    clicks: Clicks, runs: list[sl.JobRun]
+) -> None:
+    job = clicks.job()
+    source = job.source(clicks.source())
+    source.key_by("user").aggregate(n=sl.count()).sink(clicks.sink())
+    ignored = source.key_by("user").process(Sum(), "user string, n long, s long", uid="sums")
+    ignored.sink(sl.ForeachBatchSink(lambda _rows, _batch: None))
+    run = job.start()
+    runs.append(run)
+    clicks.write([("a", 0, 1), ("b", 0, 2), ("a", 0, 3)])
+    run.process_all_available()
+    clicks.write([("a", 0, 10)])
+    run.process_all_available()
+    assert [run.query("sums", "total", user) for user in "abc"] == [(3, 14), (1, 2), None]
+    assert clicks.rows() == [("a", 2), ("a", 3), ("b", 1)]
+    with pytest.raises(StrandlineError, match="has no state 'totals'; it has: total"):
+        run.query("sums", "totals", "a")
+    with pytest.raises(StrandlineError, match="there is no step 'sum'"):
+        run.query("sum", "total", "a")
 
 
 def test_what_needs_event_time_says_so_when_the_job_is_built(clicks: Clicks) -> None:

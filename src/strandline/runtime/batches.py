@@ -283,7 +283,7 @@ class BatchFunction:
     def _prepare_all(self, rows: DataFrame, round_: Round, when: BatchTime) -> None:
         """Every subtask prepared: also those whose rows no sink asked for, and those that Spark did not call."""
         self._note_prepared(round_)
-        if self._protocol.missing() and self._outlets.manifests is None:
+        if self._protocol.missing() and self._outlets.functions:
             rows.write.format("noop").mode("overwrite").save()
             self._note_prepared(round_)
         self._prepare_missing(round_, when)

@@ -254,15 +254,18 @@ class Checkpoints:
         """Files registered, `_metadata` written, log entry won, rows published, older checkpoints and files deleted."""
         path = self._paths.metadata(checkpoint_id)
         try:
+            inputs = self._inputs.get(checkpoint_id)
+            if inputs is None:
+                return  # given up since it was ready, because a slot was lost
+            position, sink_files = self._settled(inputs[0]), inputs[1]
             with self._lock:
                 if checkpoint_id not in self._inputs:
-                    return  # given up since it was ready, because a slot was lost
-                position, sink_files = self._inputs[checkpoint_id]
+                    return
                 plan = self._coordinator.prepare_completion(
                     checkpoint_id,
                     time.time(),
                     shape=self._shape,
-                    source=self._settled(position),
+                    source=position,
                     sink_files=sink_files,
                     properties=self._properties,
                 )

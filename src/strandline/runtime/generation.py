@@ -141,6 +141,8 @@ class Generation:
         clock = Clock(
             scratch, frozenset(operator.time_mode for operator in graph.operators), restored=restored is not None
         )
+        # Inside the batch function nobody can wait for what Spark does after it.
+        patience = 5.0 if clock.ticks is not None and not config.checkpoint_every_batch else 0.0
         guard = threading.RLock()
         checkpoints = Checkpoints(
             coordinator,
@@ -148,7 +150,7 @@ class Generation:
             claim,
             JobShape(job, generation, parallelism, config.max_parallelism, operators),
             lambda batch: capture(scratch, batch),
-            lambda position: with_watermark(scratch, position),
+            lambda position: with_watermark(scratch, position, patience),
             guard,
             config.checkpoint_timeout,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import uuid
 from pathlib import Path
 
@@ -38,15 +39,18 @@ def capture(folder: Path, batch: int) -> SourcePosition:
     return SourcePosition(batch=batch, files=files)
 
 
-def with_watermark(folder: Path, position: SourcePosition) -> SourcePosition:
-    """The position with the watermark that follows from its own batch, if Spark has noted it by now.
+def with_watermark(folder: Path, position: SourcePosition, patience: float) -> SourcePosition:
+    """The position with the watermark that follows from its own batch.
 
-    At a barrier Spark may not have: it does once the batch function has returned.
+    At a barrier Spark may not have noted it; it does once the batch function has returned, so it is waited for.
     """
     name = f"commits/{position.batch}"
     path = folder / name
-    if not path.exists():
-        return position
+    deadline = time.monotonic() + patience
+    while not path.exists():
+        if time.monotonic() >= deadline:
+            return position
+        time.sleep(0.005)
     return msgspec.structs.replace(position, files={**position.files, name: path.read_bytes()})
 
 

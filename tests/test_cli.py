@@ -76,6 +76,11 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def with_kept_demo(test: Any) -> Any:
+    """One process runs all these tests, so that the demo is run once."""
+    return pytest.mark.spark(pytest.mark.xdist_group("kept demo")(test))
+
+
 @pytest.fixture
 def checkpoints(kept: Path, tmp_path: Path) -> Path:
     """A copy of the kept checkpoints that a test may damage."""
@@ -117,7 +122,7 @@ def test_a_folder_without_checkpoints_is_an_error_that_says_what_to_give(tmp_pat
         assert "Traceback" not in text
 
 
-@pytest.mark.spark
+@with_kept_demo
 def test_ls_gives_the_retained_checkpoints_of_a_job_or_of_a_checkpoint_dir(kept: Path) -> None:
     found = facts_of("checkpoints", "ls", kept / "checkpoints" / "clicks")
     assert found == facts_of("checkpoints", "ls", f"{kept}/checkpoints/")
@@ -139,7 +144,7 @@ def test_ls_gives_the_retained_checkpoints_of_a_job_or_of_a_checkpoint_dir(kept:
     assert str(kept / "checkpoints" / "clicks") in text
 
 
-@pytest.mark.spark
+@with_kept_demo
 def test_show_gives_the_subtasks_and_files_of_a_checkpoint(kept: Path) -> None:
     place = kept / "checkpoints" / "clicks"
     newest = facts_of("checkpoints", "ls", place)[-1]
@@ -163,7 +168,7 @@ def test_show_gives_the_subtasks_and_files_of_a_checkpoint(kept: Path) -> None:
     assert "rocksdb" in text
 
 
-@pytest.mark.spark
+@with_kept_demo
 def test_show_names_the_checkpoints_that_are_there_when_the_wanted_one_is_not(kept: Path) -> None:
     text = strandline_cli("checkpoints", "show", kept / "checkpoints" / "clicks", "9999", code=1).stderr
     newest = facts_of("checkpoints", "ls", kept / "checkpoints")[-1]["id"]
@@ -171,7 +176,7 @@ def test_show_names_the_checkpoints_that_are_there_when_the_wanted_one_is_not(ke
     assert str(newest) in text
 
 
-@pytest.mark.spark
+@with_kept_demo
 def test_several_jobs_in_a_checkpoint_dir_are_listed_and_told_apart(checkpoints: Path) -> None:
     for name in ("clicks0", "clicks-2"):
         shutil.copytree(checkpoints / "clicks", checkpoints / name)
@@ -184,7 +189,7 @@ def test_several_jobs_in_a_checkpoint_dir_are_listed_and_told_apart(checkpoints:
     assert facts_of("checkpoints", "show", checkpoints, "--job", "clicks0")["id"] > 0
 
 
-@pytest.mark.spark
+@with_kept_demo
 def test_damaged_metadata_is_shown_as_a_problem_and_the_other_checkpoints_all_the_same(checkpoints: Path) -> None:
     before = facts_of("checkpoints", "ls", checkpoints)
     metadata = Path(before[-1]["path"], "_metadata")

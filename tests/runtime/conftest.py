@@ -1,4 +1,4 @@
-"""A Spark session per module, folders per test, and small helpers that make recovery tests read like a story."""
+"""One Spark session, folders per test, and small helpers that make recovery tests read like a story."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 SCHEMA = "user string, x long"
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
+def start_spark() -> SparkSession:
     session = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -31,6 +30,12 @@ def spark() -> Iterator[SparkSession]:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = start_spark()
     yield session
     session.stop()
 
@@ -89,10 +94,9 @@ class Place:
 
     def rows(self, folder: Path | None = None) -> list[tuple[Any, ...]]:
         """What a plain reader sees in the output."""
-        folder = folder or self.output
-        if not folder.exists() or not any(folder.glob("*.parquet")):
-            return []
-        return sorted((tuple(row) for row in self.spark.read.parquet(str(folder)).collect()), key=repr)
+        files = (folder or self.output).glob("[!._]*.parquet")
+        tables = [pq.read_table(file, partitioning=None) for file in files]
+        return sorted((tuple(row.values()) for table in tables for row in table.to_pylist()), key=repr)
 
 
 def write_input(folder: Path, name: str, rows: list[tuple[str | None, int]]) -> None:

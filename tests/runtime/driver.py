@@ -53,15 +53,11 @@ class Driver:
 def main() -> None:
     import time
 
-    from pyspark.sql import SparkSession
-
-    from tests.runtime.conftest import Place
+    from tests.runtime.conftest import Place, start_spark
 
     root = Path(sys.argv[1])
     options = json.loads(sys.argv[2])
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
+    spark = start_spark()
     place = Place(root, spark)
     run = place.sums(**options).start()
     described = run.processes()

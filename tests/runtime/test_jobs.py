@@ -58,6 +58,8 @@ def test_every_reader_sees_the_same_rows(place: Place) -> None:
     run = place.sums().start(available_now=True)
     run.await_termination(timeout=60)
     expected = running_sums(BATCHES[:1])
+    assert place.rows() == expected
+    assert sorted(map(tuple, place.spark.read.parquet(str(place.output)).collect())) == expected
     frame = pd.read_parquet(place.output)
     assert sorted(frame.itertuples(index=False, name=None)) == expected
     found = duckdb.sql(f"select * from read_parquet('{place.output}/*.parquet')").fetchall()

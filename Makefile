@@ -9,8 +9,6 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 
 # Arguments for the tools: `make test ARGS="-k kill"`, `make bench ARGS="value-state --rows 1000000 --keys 100000"`.
 ARGS ?=
-# Tests run in two processes, each of which takes the next test when it has ended one. ARGS="-n 0" runs them in one.
-SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
 # Folders with Python code; those that do not exist are left out.
 CODE := $(wildcard src tests bench examples scripts)
 
@@ -29,7 +27,7 @@ test: setup ## every check: lint, format, types, tests
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy --strict src
-	$(BIN)/pytest -q $(SIDE_BY_SIDE) $(ARGS)
+	$(BIN)/pytest -q -n 2 $(ARGS)
 
 lint: setup ## ruff's rules
 	$(BIN)/ruff check $(CODE)

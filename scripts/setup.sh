@@ -45,8 +45,9 @@ if ! .venv/bin/python -c "$good_environment" "$root/.venv" 2>/dev/null; then
     "$python" -m venv .venv
 fi
 
+# Without --no-compile, the half of the time would go into bytecode of modules that nobody imports.
 install() {
-    .venv/bin/python -m pip --disable-pip-version-check install --quiet "$@"
+    .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile "$@"
 }
 
 # The build tools first: PySpark comes as source only, and an isolated build would fetch build tools that nobody pinned.

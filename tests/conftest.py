@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # Every JVM that a test starts, in whatever process, lives for seconds: it is not worth its while to optimise much.
 os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+class OneByOne(LoadScopeScheduling):
+    """Each process takes the next test when it is through with one. The tests of a class stay in one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, *names = nodeid.split("[", 1)[0].split("::")
+        return f"{file}::{names[0]}" if len(names) > 1 else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneByOne:
+    return OneByOne(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -260,6 +260,4 @@ def test_task_managers_end_when_their_driver_is_killed(place: Place, tmp_path: P
     driver.start()
     pids = wait_until(driver.pids, seconds=60, what="the processes of the run")
     driver.kill()
-    wait_until(
-        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), seconds=10, what="the end of all processes"
-    )
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the end of all processes")

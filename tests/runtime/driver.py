@@ -11,13 +11,20 @@ from pathlib import Path
 
 
 class Driver:
-    """Starts and kills the process."""
+    """Starts and kills the process; as a context, leaves none behind."""
 
     def __init__(self, root: Path, **options: str) -> None:
         self.root = root
         self.options = options
         self._process: subprocess.Popen[bytes] | None = None
         self._facts = root / "driver.json"
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self.running():
+            self.kill()
 
     def start(self) -> None:
         self._facts.unlink(missing_ok=True)

@@ -256,8 +256,8 @@ def test_task_managers_end_when_their_driver_is_killed(place: Place, tmp_path: P
     from tests.runtime.driver import Driver
 
     place.write(batches(1)[0])
-    driver = Driver(place.root)
-    driver.start()
-    pids = wait_until(driver.pids, seconds=60, what="the processes of the run")
-    driver.kill()
+    with Driver(place.root) as driver:
+        driver.start()
+        pids = wait_until(driver.pids, seconds=60, what="the processes of the run")
+        driver.kill()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the end of all processes")

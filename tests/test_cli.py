@@ -103,16 +103,17 @@ def test_a_folder_without_checkpoints_is_an_error_that_says_what_to_give(tmp_pat
         assert "Traceback" not in text
 
 
+@pytest.fixture(scope="class")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small demo, with the checkpoints of its job."""
+    folder = tmp_path_factory.mktemp("demo") / "kept"
+    in_its_own_process("demo", "--rows", "9000", "--users", "1000", "--no-kill", "--plain", "--keep", folder)
+    return folder
+
+
 @pytest.mark.spark
 class TestTheCheckpointsOfADemo:
     """Of one demo, which takes a while."""
-
-    @pytest.fixture(scope="class")
-    def kept(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """The folder of a small demo, with the checkpoints of its job."""
-        folder = tmp_path_factory.mktemp("demo") / "kept"
-        in_its_own_process("demo", "--rows", "9000", "--users", "1000", "--no-kill", "--plain", "--keep", folder)
-        return folder
 
     @pytest.fixture
     def checkpoints(self, kept: Path, tmp_path: Path) -> Path:

@@ -75,7 +75,13 @@ class Place:
         return self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", per_batch).parquet(str(self.input))
 
     def config(self, **options: Any) -> sl.Config:
-        defaults: dict[str, Any] = {"checkpoint_interval": "500ms", "parallelism": 2, "restart_delay": "100ms"}
+        defaults: dict[str, Any] = {
+            "checkpoint_interval": "500ms",
+            "parallelism": 2,
+            "restart_delay": "100ms",
+            # not the default, where jobs of one name, such as those of two tests, clear away each other's dead runs
+            "local_dir": str(self.root / "local"),
+        }
         return sl.Config(checkpoint_dir=str(self.checkpoints), **{**defaults, **options})
 
     def job(self, **options: Any) -> sl.Job:

@@ -27,6 +27,7 @@ def test_a_job_lives_in_an_object_store(place: Place, runs: list[sl.JobRun], s3_
                 checkpoint_dir=f"s3://{BUCKET}/job/checkpoints",
                 checkpoint_interval="500ms",
                 parallelism=2,
+                local_dir=str(place.root / "local"),
                 storage_options=options,
             ),
         )

@@ -19,6 +19,7 @@ import strandline as sl
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
 SCHEMA = "user string, x long"
+MILLISECOND = 1_000_000
 
 
 def start_spark() -> SparkSession:
@@ -65,10 +66,15 @@ class Place:
         self.checkpoints = root / "ckpt"
         self.input.mkdir(exist_ok=True)
         self._written = 0
+        self._last = 0
 
     def write(self, rows: list[tuple[str | None, int]]) -> None:
-        """One more input file, which appears at once."""
-        write_input(self.input, f"{self._written:05d}", rows)
+        """One more input file, which appears at once, and which Spark reads after the earlier ones.
+
+        It reads files by the time of their last change, and those of one millisecond in any order.
+        """
+        self._last = max(time.time_ns(), self._last + MILLISECOND)
+        write_input(self.input, f"{self._written:05d}", rows, self._last)
         self._written += 1
 
     def source(self, per_batch: int = 1) -> DataFrame:
@@ -105,11 +111,12 @@ class Place:
         return sorted((tuple(row.values()) for table in tables for row in table.to_pylist()), key=repr)
 
 
-def write_input(folder: Path, name: str, rows: list[tuple[str | None, int]]) -> None:
+def write_input(folder: Path, name: str, rows: list[tuple[str | None, int]], time_ns: int) -> None:
     table = pa.table(
         {"user": pa.array([user for user, _ in rows], pa.string()), "x": pa.array([x for _, x in rows], pa.int64())}
     )
     pq.write_table(table, folder / f".{name}.parquet")
+    os.utime(folder / f".{name}.parquet", ns=(time_ns, time_ns))
     (folder / f".{name}.parquet").rename(folder / f"{name}.parquet")
 
 

@@ -45,15 +45,19 @@ if ! .venv/bin/python -c "$good_environment" "$root/.venv" 2>/dev/null; then
     "$python" -m venv .venv
 fi
 
+# Without --no-compile, half of the time would go into bytecode of modules that nobody imports.
 install() {
-    .venv/bin/python -m pip --disable-pip-version-check install --quiet "$@"
+    .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile "$@"
 }
 
-# The build tools first: PySpark comes as source only, and an isolated build would fetch build tools that nobody pinned.
-build_tools="$(mktemp)"
-trap 'rm -f "$build_tools"' EXIT
-awk '/^[A-Za-z0-9]/ { wanted = /^(pip|setuptools|wheel|packaging)==/ } wanted' requirements.lock >"$build_tools"
-install --require-hashes --no-deps -r "$build_tools"
+scratch="$(mktemp -d)"
+trap 'rm -rf "$scratch"' EXIT
+# PySpark comes as source only. Its wheel is made here just to be unpacked again, so it is not worth compressing.
+printf '[bdist_wheel]\ncompression = stored\n' >"$scratch/build.cfg"
+export DIST_EXTRA_CONFIG="$scratch/build.cfg"
+# The build tools first: an isolated build would fetch build tools that nobody pinned.
+awk '/^[A-Za-z0-9]/ { wanted = /^(pip|setuptools|wheel|packaging)==/ } wanted' requirements.lock >"$scratch/build_tools"
+install --require-hashes --no-deps -r "$scratch/build_tools"
 install --require-hashes --no-build-isolation -r requirements.lock
 install --no-deps --no-build-isolation -e .
 fingerprint >"$stamp"

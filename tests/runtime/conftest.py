@@ -1,4 +1,4 @@
-"""A Spark session per module, folders per test, and small helpers that make recovery tests read like a story."""
+"""One Spark session, folders per test, and small helpers that make recovery tests read like a story."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import strandline as sl
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
 SCHEMA = "user string, x long"
+MILLISECOND = 1_000_000
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
+def start_spark() -> SparkSession:
     session = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -31,6 +31,12 @@ def spark() -> Iterator[SparkSession]:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = start_spark()
     yield session
     session.stop()
 
@@ -63,17 +69,28 @@ class Place:
         self.checkpoints = root / "ckpt"
         self.input.mkdir(exist_ok=True)
         self._written = 0
+        self._last = 0
 
     def write(self, rows: list[tuple[str | None, int]]) -> None:
-        """One more input file, which appears at once."""
-        write_input(self.input, f"{self._written:05d}", rows)
+        """One more input file, which appears at once, and which Spark reads after the earlier ones.
+
+        It reads files by the time of their last change, and those of one millisecond in any order.
+        """
+        self._last = max(time.time_ns(), self._last + MILLISECOND)
+        write_input(self.input, f"{self._written:05d}", rows, self._last)
         self._written += 1
 
     def source(self, per_batch: int = 1) -> DataFrame:
         return self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", per_batch).parquet(str(self.input))
 
     def config(self, **options: Any) -> sl.Config:
-        defaults: dict[str, Any] = {"checkpoint_interval": "500ms", "parallelism": 2, "restart_delay": "100ms"}
+        defaults: dict[str, Any] = {
+            "checkpoint_interval": "500ms",
+            "parallelism": 2,
+            "restart_delay": "100ms",
+            # not the default, where jobs of one name, such as those of two tests, clear away each other's dead runs
+            "local_dir": str(self.root / "local"),
+        }
         return sl.Config(checkpoint_dir=str(self.checkpoints), **{**defaults, **options})
 
     def job(self, **options: Any) -> sl.Job:
@@ -94,17 +111,17 @@ class Place:
 
     def rows(self, folder: Path | None = None) -> list[tuple[Any, ...]]:
         """What a plain reader sees in the output."""
-        folder = folder or self.output
-        if not folder.exists() or not any(folder.glob("*.parquet")):
-            return []
-        return sorted((tuple(row) for row in self.spark.read.parquet(str(folder)).collect()), key=repr)
+        files = (folder or self.output).glob("[!._]*.parquet")
+        tables = [pq.read_table(file, partitioning=None) for file in files]
+        return sorted((tuple(row.values()) for table in tables for row in table.to_pylist()), key=repr)
 
 
-def write_input(folder: Path, name: str, rows: list[tuple[str | None, int]]) -> None:
+def write_input(folder: Path, name: str, rows: list[tuple[str | None, int]], time_ns: int) -> None:
     table = pa.table(
         {"user": pa.array([user for user, _ in rows], pa.string()), "x": pa.array([x for _, x in rows], pa.int64())}
     )
     pq.write_table(table, folder / f".{name}.parquet")
+    os.utime(folder / f".{name}.parquet", ns=(time_ns, time_ns))
     (folder / f".{name}.parquet").rename(folder / f"{name}.parquet")
 
 

@@ -12,13 +12,20 @@ from typing import Any
 
 
 class Driver:
-    """Starts and kills the process."""
+    """Starts and kills the process; as a context, leaves none behind."""
 
     def __init__(self, root: Path, **options: Any) -> None:
         self.root = root
         self.options = options
         self._process: subprocess.Popen[bytes] | None = None
         self._facts = root / "driver.json"
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self.running():
+            self.kill()
 
     def start(self) -> None:
         self._facts.unlink(missing_ok=True)
@@ -54,15 +61,11 @@ class Driver:
 def main() -> None:
     import time
 
-    from pyspark.sql import SparkSession
-
-    from tests.runtime.conftest import Place
+    from tests.runtime.conftest import Place, start_spark
 
     root = Path(sys.argv[1])
     options = json.loads(sys.argv[2])
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
+    spark = start_spark()
     place = Place(root, spark)
     faults = options.pop("faults", None)
     job = place.sums(**options)

@@ -230,19 +230,18 @@ def test_an_aggregate_over_other_columns_is_refused_before_the_takeover(place: P
     assert ("ann", 3) in place.rows()
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["beside it", "in another directory"])
-def test_a_checkpoint_of_another_job_is_refused(place: Place, elsewhere: bool) -> None:
+def test_a_checkpoint_of_another_job_is_refused_beside_it_and_in_another_directory(place: Place) -> None:
     run_once(place, FIRST)
-    directory = place.root / "elsewhere" if elsewhere else place.checkpoints
-    shutil.copytree(place.checkpoints / "visits", directory / "copy")
-    before = sorted((directory / "copy" / "log").iterdir())
-    job = sl.Job("copy", place.spark, place.config().replace(checkpoint_dir=str(directory)))
-    stream = job.source(place.source()).key_by("user").process(Sum(), "user string, n long, s long", uid="sums")
-    stream.sink(sl.ParquetSink(str(place.root / "out-copy")))
-    with pytest.raises(IncompatibleCheckpointError) as caught:
-        job.start()
-    says(caught.value, f"{directory}/copy", "'copy'", "visits/chk-", "name")
-    assert sorted((directory / "copy" / "log").iterdir()) == before
+    for directory in (place.checkpoints, place.root / "elsewhere"):
+        shutil.copytree(place.checkpoints / "visits", directory / "copy")
+        before = sorted((directory / "copy" / "log").iterdir())
+        job = sl.Job("copy", place.spark, place.config().replace(checkpoint_dir=str(directory)))
+        stream = job.source(place.source()).key_by("user").process(Sum(), "user string, n long, s long", uid="sums")
+        stream.sink(sl.ParquetSink(str(place.root / "out-copy")))
+        with pytest.raises(IncompatibleCheckpointError) as caught:
+            job.start()
+        says(caught.value, f"{directory}/copy", "'copy'", "visits/chk-", "name")
+        assert sorted((directory / "copy" / "log").iterdir()) == before
     run_once(place, SECOND)
     assert place.rows() == running_sums([FIRST, SECOND])
 
@@ -402,28 +401,21 @@ class FailsToOpen(Sum):
         raise LookupError("no model in the registry")
 
 
-@pytest.mark.parametrize(
-    ("processor", "error", "words"),
-    [
-        (OtherState(), IncompatibleCheckpointError, ["operator sums", "'total'", "double", "Declare it as it was"]),
-        (OtherKind(), IncompatibleCheckpointError, ["operator sums", "'total'", "list", "Declare it as it was"]),
-        (
-            FailsToOpen(),
-            UserCodeError,
-            ["sums", "subtask", "open()", "LookupError: no model in the registry"],
-        ),
-    ],
-    ids=["another schema", "another kind", "open() raises"],
-)
-def test_a_processor_that_cannot_take_up_the_state_fails_the_start(
-    place: Place, processor: sl.KeyedProcessor, error: type[StrandlineError], words: list[str]
-) -> None:
+UNFIT: list[tuple[sl.KeyedProcessor, type[StrandlineError], list[str]]] = [
+    (OtherState(), IncompatibleCheckpointError, ["operator sums", "'total'", "double", "Declare it as it was"]),
+    (OtherKind(), IncompatibleCheckpointError, ["operator sums", "'total'", "list", "Declare it as it was"]),
+    (FailsToOpen(), UserCodeError, ["sums", "subtask", "open()", "LookupError: no model in the registry"]),
+]
+
+
+def test_a_processor_that_cannot_take_up_the_state_fails_the_start(place: Place) -> None:
     run_once(place, FIRST)
     place.write(SECOND)
-    with pytest.raises(error) as caught:
-        place.sums(processor).start()
-    says(caught.value, *words)
-    assert place.rows() == running_sums([FIRST])
+    for processor, error, words in UNFIT:
+        with pytest.raises(error) as caught:
+            place.sums(processor).start()
+        says(caught.value, *words)
+        assert place.rows() == running_sums([FIRST])
     run_once(place, THIRD)
     assert place.rows() == running_sums([FIRST, SECOND, THIRD])
 

@@ -58,6 +58,8 @@ def test_every_reader_sees_the_same_rows(place: Place) -> None:
     run = place.sums().start(available_now=True)
     run.await_termination(timeout=60)
     expected = running_sums(BATCHES[:1])
+    assert place.rows() == expected
+    assert sorted(map(tuple, place.spark.read.parquet(str(place.output)).collect())) == expected
     frame = pd.read_parquet(place.output)
     assert sorted(frame.itertuples(index=False, name=None)) == expected
     found = duckdb.sql(f"select * from read_parquet('{place.output}/*.parquet')").fetchall()
@@ -80,7 +82,7 @@ def test_an_idle_source_does_not_hold_rows_back(place: Place, runs: list[sl.JobR
     run = place.sums(checkpoint_interval="1s").start()
     runs.append(run)
     wait_until(lambda: run.figures()["batches"] == 1, what="the first batch")
-    wait_until(place.rows, seconds=10, what="the rows of the last batch")
+    wait_until(place.rows, what="the rows of the last batch")
     assert place.rows() == running_sums(BATCHES[:1])
 
 
@@ -405,7 +407,5 @@ def test_nothing_is_left_of_a_run_that_ended(place: Place) -> None:
     ]
     assert len(pids) == 3
     run.stop()
-    wait_until(
-        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), seconds=15, what="the end of all processes"
-    )
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the end of all processes")
     wait_until(lambda: not list(local.glob("strandline/visits/*")), what="the end of local files")

@@ -7,7 +7,7 @@ import shutil
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from strandline.runtime.taskmanager import TaskManager
 from strandline.runtime.wire import Address, Client, Server, decode_error, translate
 from strandline.state.ddl import parse_schema
 from strandline.state.keys import key_group_range
+from tests.runtime.conftest import wait_until
 
 pytestmark = pytest.mark.faults
 
@@ -169,15 +170,6 @@ def gone(pid: int) -> bool:
         return True
 
 
-def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> float:
-    """How long it took."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < seconds, f"{what} did not happen within {seconds} s"
-        time.sleep(0.02)
-    return time.monotonic() - started
-
-
 def send(slot: Client, index: int, batch: int, rows: Rows, round_: int = 0) -> list[tuple[Any, ...]]:
     """One task's work: what a relay does with the rows of its partition, and what Spark gets for them."""
     group = key_group_range(index, PARALLELISM, GROUPS).start
@@ -202,7 +194,7 @@ def checkpoint(driver: Driver, number: int) -> list[SubtaskState]:
     """Barrier, upload, acknowledgements; confirmed to the task manager. Gives the states that it holds."""
     answers = driver.manager.call("barrier", {"checkpoint": number, "timeout": 20})
     assert all("value" in answer for answer in answers.values())
-    wait_until(lambda: len(driver.acks.get(number, {})) == len(answers), 20, "the last acknowledgement")
+    wait_until(lambda: len(driver.acks.get(number, {})) == len(answers), what="the last acknowledgement")
     driver.manager.call("checkpoint_completed", {"checkpoint": number, "replaced": {}})
     return [ack.state for ack in driver.acks[number].values()]
 
@@ -237,7 +229,7 @@ def test_a_slot_that_was_killed_comes_back_with_everything_that_was_committed(dr
     send(slots[0], 0, B2, [("a", 1000)])
     victim, other = driver.slot_pids()
     os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: driver.lost == {0}, 5, "the report of the loss")
+    wait_until(lambda: driver.lost == {0}, what="the report of the loss")
     assert isinstance(driver.fan("status")[0], SlotLostError)
     with pytest.raises(SlotLostError):
         send(slots[0], 0, B2, [("a", 1)])
@@ -246,7 +238,7 @@ def test_a_slot_that_was_killed_comes_back_with_everything_that_was_committed(dr
     slots |= driver.start(driver.spec(0, 2, restore=mine, restore_batch=B0, decided_batch=B1))
     assert driver.slot_pids()[1] == other
     assert driver.fan("status")[0]["incarnation"] == 2
-    wait_until(lambda: driver.lost == set(), 5, "the end of the loss")
+    wait_until(lambda: driver.lost == set(), what="the end of the loss")
     driver.fan("discard", {"batch": B2, "round": 1})
     with pytest.raises(StaleAttemptError, match="round 0 is over"):
         send(slots[0], 0, B2, [("a", 1)])
@@ -286,7 +278,7 @@ def test_slots_end_with_their_task_manager_and_the_next_one_finds_their_files(dr
     pids = driver.slot_pids()
     first = driver.identity
     os.kill(driver.manager_pid, signal.SIGKILL)
-    wait_until(lambda: all(gone(pid) for pid in pids), 2, "the end of the slots")
+    wait_until(lambda: all(gone(pid) for pid in pids), what="the end of the slots")
     driver.start_manager()
     assert driver.identity != first
     slots = driver.start(*(driver.spec(index, 2, decided_batch=B0) for index in range(2)))
@@ -305,7 +297,7 @@ def test_without_its_driver_a_task_manager_ends_and_leaves_nothing(driver: Drive
         driver.asleep = True
     else:
         driver.wanted = False
-    wait_until(lambda: all(map(gone, pids)), HEARTBEAT_TIMEOUT + 2, "the end of all processes")
+    wait_until(lambda: all(map(gone, pids)), what="the end of all processes")
     assert not driver.local.exists()
     assert not any(socket_folder(driver.run.run_id).glob("*/address.json"))
 

@@ -2,68 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import boto3
 import pyarrow.dataset as ds
 import pyarrow.fs as fs
 import pytest
-from moto.server import ThreadedMotoServer
 
 import strandline as sl
 from strandline.errors import FencedError
 from tests.runtime.conftest import Place, Sum, running_sums
 from tests.runtime.test_recovery import batches
+from tests.s3 import BUCKET, KEYS
 
 pytestmark = pytest.mark.spark
 
-KEYS = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
 
-
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        url = f"http://{host}:{port}"
-        client = boto3.client(
-            "s3",
-            endpoint_url=url,
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-            region_name="us-east-1",
-        )
-        client.create_bucket(Bucket="jobs")
-        yield url
-    finally:
-        server.stop()
-
-
-def test_a_job_lives_in_an_object_store(place: Place, runs: list[sl.JobRun], endpoint: str) -> None:
+def test_a_job_lives_in_an_object_store(place: Place, runs: list[sl.JobRun], s3_endpoint: str) -> None:
     data = batches(4)
 
     def job() -> sl.Job:
-        options = {**KEYS, "endpoint": endpoint, "allow_http": "true"}
+        options = {**KEYS, "endpoint": s3_endpoint, "allow_http": "true"}
         made = sl.Job(
             "visits",
             place.spark,
             sl.Config(
-                checkpoint_dir="s3://jobs/checkpoints",
+                checkpoint_dir=f"s3://{BUCKET}/job/checkpoints",
                 checkpoint_interval="500ms",
                 parallelism=2,
+                local_dir=str(place.root / "local"),
                 storage_options=options,
             ),
         )
         stream = made.source(place.source()).key_by("user").process(Sum(), "user string, n long, s long", uid="sums")
-        stream.sink(sl.ParquetSink("s3://jobs/output"))
+        stream.sink(sl.ParquetSink(f"s3://{BUCKET}/job/output"))
         return made
 
     def rows() -> list[tuple[object, ...]]:
         storage = fs.S3FileSystem(
-            access_key="test", secret_key="test", endpoint_override=endpoint.removeprefix("http://"), scheme="http"
+            access_key="test", secret_key="test", endpoint_override=s3_endpoint.removeprefix("http://"), scheme="http"
         )
-        table = ds.dataset("jobs/output", filesystem=storage, format="parquet").to_table()
+        table = ds.dataset(f"{BUCKET}/job/output", filesystem=storage, format="parquet").to_table()
         return sorted((tuple(row.values()) for row in table.to_pylist()), key=repr)
 
     place.write(data[0])

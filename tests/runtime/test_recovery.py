@@ -184,31 +184,32 @@ class WrongRow(Sum):
         yield (*key, "many", 1)
 
 
-@pytest.mark.parametrize(
-    ("processor", "error", "words"),
-    [
-        (Raises(), UserCodeError, ["ValueError: negative: -1", "sums", "'bad'"]),
-        (WrongRow(), SchemaError, ["sums", "'many'", "n"]),
-    ],
-)
+BROKEN: list[tuple[sl.KeyedProcessor, type[StrandlineError], list[str]]] = [
+    (Raises(), UserCodeError, ["ValueError: negative: -1", "sums", "'bad'"]),
+    (WrongRow(), SchemaError, ["sums", "'many'", "n"]),
+]
+
+
 def test_errors_of_user_code_say_what_and_where_and_the_checkpoint_stays_usable(
-    place: Place, runs: list[sl.JobRun], processor: sl.KeyedProcessor, error: type[StrandlineError], words: list[str]
+    place: Place, runs: list[sl.JobRun]
 ) -> None:
     good = batches(2)
     place.write(good[0])
     run = place.sums().start()
+    runs.append(run)
     run.process_all_available()
     run.stop()
     place.write([("bad", -1)])
-    broken = place.sums(processor).start()
-    runs.append(broken)
-    with pytest.raises(error) as caught:
-        broken.await_termination(timeout=60)
-    for word in words:
-        assert word in str(caught.value)
-    assert broken.status == "failed"
-    assert broken.processes() == {}
-    assert place.rows() == running_sums(good[:1])
+    for processor, error, words in BROKEN:
+        broken = place.sums(processor).start()
+        runs.append(broken)
+        with pytest.raises(error) as caught:
+            broken.await_termination(timeout=60)
+        for word in words:
+            assert word in str(caught.value)
+        assert broken.status == "failed"
+        assert broken.processes() == {}
+        assert place.rows() == running_sums(good[:1])
     mended = place.sums().start()
     runs.append(mended)
     place.write(good[1])
@@ -256,10 +257,8 @@ def test_task_managers_end_when_their_driver_is_killed(place: Place, tmp_path: P
     from tests.runtime.driver import Driver
 
     place.write(batches(1)[0])
-    driver = Driver(place.root)
-    driver.start()
-    pids = wait_until(driver.pids, seconds=60, what="the processes of the run")
-    driver.kill()
-    wait_until(
-        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), seconds=10, what="the end of all processes"
-    )
+    with Driver(place.root) as driver:
+        driver.start()
+        pids = wait_until(driver.pids, seconds=60, what="the processes of the run")
+        driver.kill()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the end of all processes")

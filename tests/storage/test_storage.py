@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import shutil
 import socket
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
 from pathlib import Path
 
-import boto3
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from moto.server import ThreadedMotoServer
+from tests.s3 import BUCKET, KEYS
 
 from strandline.errors import (
     AlreadyExistsError,
@@ -35,31 +33,6 @@ from strandline.storage import JobPaths, Storage, open_storage
 from strandline.storage.local import LocalStorage
 from strandline.storage.object_store import ObjectStorage
 from strandline.testing.storage import StorageContract
-
-KEYS = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
-BUCKET = "checkpoints"
-
-
-@pytest.fixture(scope="module")
-def s3_endpoint() -> Iterator[str]:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        endpoint = f"http://{host}:{port}"
-        client = boto3.client(
-            "s3",
-            endpoint_url=endpoint,
-            region_name="us-east-1",
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-        )
-        client.create_bucket(Bucket=BUCKET)
-        yield endpoint
-    finally:
-        server.stop()
-
 
 _roots = count()
 

@@ -1,0 +1,40 @@
+"""What all tests share: how they are spread over processes, the JVM's options, and an S3 server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+# Every JVM that a test starts, in whatever process, lives for seconds: it is not worth its while to optimise much.
+os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+class OneByOne(LoadScopeScheduling):
+    """Each process takes the next test when it is through with one. The tests of a class stay in one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, *names = nodeid.split("[", 1)[0].split("::")
+        return f"{file}::{names[0]}" if len(names) > 1 else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneByOne:
+    return OneByOne(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with Spark first: where two processes share the tests, short ones are left to fill the end of either."""
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """An S3 server with the bucket `tests.s3.BUCKET`, which all tests share: each uses a prefix of its own."""
+    from tests.s3 import s3_server  # here, because it takes half a second
+
+    with s3_server() as endpoint:
+        yield endpoint

@@ -125,3 +125,14 @@ def test_dropping_a_snapshot_leaves_nothing_of_it(tmp_path: Path) -> None:
     folder.drop_snapshot(4)
     folder.drop_snapshot(4)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_snapshot_that_a_kill_left_half_made_is_dropped_whole(tmp_path: Path) -> None:
+    """RocksDB makes its folder under a temporary name."""
+    folder = OperatorFolder(tmp_path)
+    half = folder.snapshot(3).with_suffix(".tmp")
+    half.mkdir()
+    (half / "000001.sst").write_bytes(b"x")
+    assert folder.snapshots() == [3]
+    folder.drop_snapshot(3)
+    assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,7 @@ from strandline.runtime.messages import SlotSpec
 from strandline.state.backend import SnapshotFile
 
 _SEGMENT = re.compile(r"seg-(-?\d+)-(\d+)\.segment")
-_SNAPSHOT = re.compile(r"snap-(\d+)(\.json|\.tmp)?")
+_SNAPSHOT = re.compile(r"snap-(\d+)(\.json|\.new|\.tmp)?")
 
 
 class SnapshotMarker(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class OperatorFolder:
     def mark(self, checkpoint_id: int, batch: int, files: list[SnapshotFile]) -> None:
         """Record that the snapshot's files are all there."""
         marker = SnapshotMarker(checkpoint_id, batch, [(f.name, f.identity, f.size, f.shared) for f in files])
-        temporary = self._marker(checkpoint_id).with_suffix(".tmp")
+        temporary = self._marker(checkpoint_id).with_suffix(".new")
         body = msgspec.json.encode(marker)
         temporary.write_bytes(msgspec.json.encode(_Checked(zlib.crc32(body), msgspec.Raw(body))))
         temporary.replace(self._marker(checkpoint_id))
@@ -88,7 +88,9 @@ class OperatorFolder:
 
     def drop_snapshot(self, checkpoint_id: int) -> None:
         self._marker(checkpoint_id).unlink(missing_ok=True)
-        self._marker(checkpoint_id).with_suffix(".tmp").unlink(missing_ok=True)
+        self._marker(checkpoint_id).with_suffix(".new").unlink(missing_ok=True)
+        # RocksDB makes a snapshot's folder under this name first, and a kill may leave it.
+        shutil.rmtree(self.snapshot(checkpoint_id).with_suffix(".tmp"), ignore_errors=True)
         shutil.rmtree(self.snapshot(checkpoint_id), ignore_errors=True)
 
     def drop_segments(self, up_to_batch: int) -> None:

@@ -34,6 +34,8 @@ from strandline.storage import open_storage
 log = logging.getLogger(__name__)
 
 HEARTBEAT_EVERY = 1.0
+RUN_IS_DEAD_AFTER = 60.0
+"""Seconds without a task manager on this host after which a run's local files may go."""
 
 
 @dataclass(slots=True)
@@ -249,6 +251,7 @@ class TaskManager:
         """Ping the coordinator until it is gone, or says that this task manager is not needed any more."""
         last_answer = time.monotonic()
         while not self._ended.wait(HEARTBEAT_EVERY):
+            os.utime(self._folder / "alive.lock")
             lost = [index for index, slot in self._slots.items() if not slot.alive()]
             try:
                 answer = self._coordinator.call(
@@ -306,9 +309,15 @@ def _nobody_holds(folder: Path) -> bool:
 
 
 def _clear_dead_runs(mine: Path) -> None:
-    """Delete local files of runs of this job that died with their host or were killed whole."""
+    """Delete local files of runs of this job that died with their host or were killed whole.
+
+    A run whose only task manager here has just been lost is about to start another: it still needs its files.
+    """
     for folder in mine.parent.iterdir():
-        if folder != mine and (folder / "alive.lock").exists() and _nobody_holds(folder):
+        lock = folder / "alive.lock"
+        if folder == mine or not lock.exists() or time.time() - lock.stat().st_mtime < RUN_IS_DEAD_AFTER:
+            continue
+        if _nobody_holds(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -159,6 +159,37 @@ def test_an_idle_job_fires_its_timers_also_after_a_restart(clicks: Clicks, runs:
     assert batches.figures()["batches"] == count  # nothing is due, so nothing happens
 
 
+class MaybeIdle(Sum):
+    """Sums, and where it has a clock, a timer for every batch."""
+
+    def __init__(self, timed: bool) -> None:
+        self.timed = timed
+
+    def process(self, key: Any, rows: Any, context: sl.ProcessContext) -> Any:
+        if self.timed:
+            context.register_timer(context.processing_time)
+        return super().process(key, rows, context)
+
+    def on_timer(self, key: Any, timestamp: int, context: sl.ProcessContext) -> Any:
+        yield (*key, -1, -1)
+
+
+def test_a_step_may_gain_and_lose_its_clock_between_two_runs(clicks: Clicks, runs: list[sl.JobRun]) -> None:
+    for number, timed in enumerate((False, True, False)):
+        job = clicks.job()
+        stream = job.source(clicks.source()).key_by("user")
+        processor = MaybeIdle(timed)
+        mode = "processing" if timed else "none"
+        stream.process(processor, "user string, n long, s long", uid="sums", time_mode=mode).sink(clicks.sink())
+        run = job.start()
+        runs.append(run)
+        clicks.write([("a", 0, 1)])
+        run.process_all_available()
+        assert run.query("sums", "total", "a") == (number + 1, number + 1)
+        run.cancel()
+    assert clicks.rows() == [("a", -1, -1), ("a", 1, 1), ("a", 2, 2), ("a", 3, 3)]
+
+
 def test_a_join_waits_for_partners_as_long_as_the_watermarks_of_both_sources_say(
     clicks: Clicks, runs: list[sl.JobRun]
 ) -> None:

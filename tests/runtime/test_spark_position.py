@@ -109,7 +109,7 @@ def test_what_was_captured_can_be_seeded_and_captured_again(tmp_path: Path) -> N
     write(old, {**entries("5", "6", "7", "8"), "sources/1/0": b"start"})
     before = read(old)
     position = capture(old, 7)
-    seed(position, new)
+    seed(position, new, ticks=False)
     assert read(old) == before
     seeded = read(new)
     assert len(json.loads(seeded.pop("metadata"))["id"]) == 36
@@ -122,5 +122,5 @@ def test_two_seeds_are_two_queries(tmp_path: Path) -> None:
     write(tmp_path / "old", {"offsets/0": offsets(1)})
     position = capture(tmp_path / "old", 0)
     for name in ("a", "b"):
-        seed(position, tmp_path / name)
+        seed(position, tmp_path / name, ticks=False)
     assert (tmp_path / "a/metadata").read_bytes() != (tmp_path / "b/metadata").read_bytes()

@@ -133,6 +133,19 @@ def tick_rows(spark: SparkSession, ticks: Path, schema: StructType) -> DataFrame
     return frame.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields))
 
 
+FIRST_TICK = json.dumps({"tick": 0})
+"""The offset of the tick source before its first tick, as it stands in Spark's offset log."""
+
+
+def is_tick(offset: str) -> bool:
+    """Whether a line of Spark's offset log is that of the tick source."""
+    try:
+        value = json.loads(offset)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and value.keys() == {"tick"}
+
+
 class TickSource(DataSource):
     """A Python data source whose offset is the number in a local file of the driver."""
 

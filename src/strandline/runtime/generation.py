@@ -136,11 +136,11 @@ class Generation:
             )
 
         scratch = _scratch_folder(config, job, generation)
-        if restored is not None:
-            seed(restored.source, scratch)
         clock = Clock(
             scratch, frozenset(operator.time_mode for operator in graph.operators), restored=restored is not None
         )
+        if restored is not None:
+            seed(restored.source, scratch, ticks=clock.ticks is not None)
         # Inside the batch function nobody can wait for what Spark does after it.
         patience = 5.0 if clock.ticks is not None and not config.checkpoint_every_batch else 0.0
         guard = threading.RLock()

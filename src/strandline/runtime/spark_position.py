@@ -16,6 +16,7 @@ import msgspec
 
 from strandline.checkpoint.metadata import SourcePosition
 from strandline.errors import CheckpointError
+from strandline.runtime.clock import FIRST_TICK, is_tick
 
 _LOG_ENTRY = re.compile(r"(\d+)(\.compact)?")
 _FIRST_COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
@@ -82,9 +83,24 @@ def _log_offset(offset: str) -> int | None:
     return value.get("logOffset") if isinstance(value, dict) else None
 
 
-def seed(position: SourcePosition, folder: Path) -> None:
-    """Fill a fresh checkpoint folder, so that Spark goes on with the batch after `position`."""
+def seed(position: SourcePosition, folder: Path, *, ticks: bool) -> None:
+    """Fill a fresh checkpoint folder, so that Spark goes on with the batch after `position`.
+
+    `ticks` says whether the query has a tick source, which comes last: the job may have had none, or not need it now.
+    """
     for name, data in {**position.files, "metadata": json.dumps({"id": str(uuid.uuid4())}).encode()}.items():
+        if name.startswith("offsets/"):
+            data = _with_ticks(data, ticks)
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+
+
+def _with_ticks(offsets: bytes, ticks: bool) -> bytes:
+    lines = offsets.decode().split("\n")
+    there = len(lines) > 2 and is_tick(lines[-1])
+    if ticks and not there:
+        lines.append(FIRST_TICK)
+    elif there and not ticks:
+        lines.pop()
+    return "\n".join(lines).encode()

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from strandline.testing import ProcessorHarness
 from tests.runtime.conftest import spark  # noqa: F401  # a fixture
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -76,6 +77,27 @@ def test_fraud_is_a_small_charge_and_then_a_large_one_within_a_minute(data: Any,
     ]
     assert len(expected) > 5
     assert rows_in(output("fraud")) == sorted(expected, key=repr)
+
+
+def test_the_fraud_rule_forgets_a_charge_after_a_minute(data: Any) -> None:
+    fraud = importlib.import_module("fraud.job")
+    with ProcessorHarness(
+        fraud.SmallThenLarge(),
+        input_schema=f"{fraud.CHARGES}, ms long",
+        key="account",
+        output_schema=fraud.ALERTS,
+        time_mode="event",
+        event_time="ts",
+        late="drop",
+    ) as harness:
+        harness.process([("a", "large", data.START, 60_000, 70_000), ("a", "plain", data.START, 2_000, 71_000)])
+        assert harness.state("recent", "a") == {"large": (70_000, 60_000)}
+        harness.advance_watermark(5_000)
+        assert harness.process([("a", "small", data.START, 99, 10_000)]) == [("a", "small", "large", 60_000, 60.0)]
+        harness.advance_watermark(129_999)
+        assert harness.state("recent", "a") == {"large": (70_000, 60_000)}
+        harness.advance_watermark(130_000)
+        assert (harness.state("recent", "a"), harness.timers("a")) == ({}, [])
 
 
 def test_totals_change_with_every_file_and_end_in_the_database(data: Any, output: Callable[[str], Path]) -> None:

@@ -59,13 +59,12 @@ def test_what_passes_follows_a_plain_model(slot: Make, data: st.DataObject) -> N
             for key, time in drawn:
                 number += 1
                 rows.append((*key, at(time), number))
-            clock = mini.late if by_event else now
-            known = {key: end for key, end in until.items() if end is None or clock is None or end > clock}
+            known = {key: end for key, end in until.items() if by_event or end is None or end > now}
             expected, late = [], 0
             for row, (key, time) in zip(rows, drawn, strict=True):
                 if by_event and (time is None or (mini.late is not None and time <= mini.late)):
                     late += 1
-                elif key not in known:
+                elif key not in known or (by_event and time is not None and time > (known[key] or 0)):
                     known[key] = None if ttl is None else ttl + (time if by_event and time is not None else now)
                     expected.append(row)
             commit = data.draw(st.booleans(), "commit")

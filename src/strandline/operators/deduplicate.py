@@ -32,9 +32,9 @@ class DeduplicateOperator(Operator):
     """Passes the first row of each key, in the order of arrival, and drops the others.
 
     Without `time_column` a key is remembered for `ttl_ms` of processing time after its first row, or for ever. With it
-    a key is remembered until the watermark passes the first row's time plus `ttl_ms`; rows that are late, or have no
-    time, are dropped and counted. What is no longer remembered is removed in the background, up to twice as many keys
-    per batch as rows came in.
+    a row is a duplicate if its time is at most `ttl_ms` after that of the first one, and a key is kept until the
+    watermark has passed that; rows that are late, or have no time, are dropped and counted. What is no longer
+    remembered is removed in the background, up to twice as many keys per batch as rows came in.
     """
 
     sorted_input = False
@@ -115,22 +115,23 @@ class DeduplicateOperator(Operator):
             return order
         distinct = encoded.take(order)
         starts = distinct.starts()
-        firsts = np.minimum.reduceat(order, starts)
         stored = distinct.take(starts).stored(SEEN) if len(starts) < len(order) else distinct.stored(SEEN)
-        forgotten = batch.processing_time_ms if self.time_column is None else batch.late_watermark_ms
         values = changes.get_many(stored)
+        until = np.full(len(stored), UNKNOWN)
         places = found(values)
         if len(places):
-            until = self._until([value for value in values if value is not None])
-            new = np.ones(len(stored), np.bool_)
-            new[places] = until <= (UNKNOWN if forgotten is None else forgotten)
-            kept = np.flatnonzero(new)
-            firsts, stored = firsts[kept], [stored[at] for at in kept.tolist()]
-        times = expires[firsts]
+            until[places] = self._until([value for value in values if value is not None])
+        now = None
+        if self.ttl_ms is not None:
+            # By the clock a key is forgotten at the end of its time; an event at that very moment is a duplicate.
+            now = expires - self.ttl_ms + (1 if self.time_column is None else 0)
+        passing, changed = _passing(order, starts, now, expires, until)
+        renewed = np.flatnonzero(changed)
+        stored, times = [stored[at] for at in renewed.tolist()], until[renewed]
         changes.put_many(stored, self._codec.encode(_times(times)))
         if self._index is not None:
             self._index.add(changes, stored, times)
-        return np.sort(firsts)
+        return passing
 
     def _expiry(
         self, part: pa.RecordBatch, batch: BatchInfo
@@ -164,6 +165,38 @@ class DeduplicateOperator(Operator):
 
     def _output(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(rows.columns[:-1], schema=self.output_schema)
+
+
+def _passing(
+    order: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    now: npt.NDArray[np.int64] | None,
+    expires: npt.NDArray[np.int64],
+    until: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """The rows that pass, in the order of arrival, and which keys they renew; `until` is brought up to date.
+
+    `order` are the rows, those of a key next to each other from `starts` on. A row passes if its time, `now`, is after
+    that until which its key is remembered; None where keys are remembered for ever. Rows of a key that are far apart
+    in time may pass one after the other, each in a turn of the loop.
+    """
+    key = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
+    open_rows = until[key] == UNKNOWN if now is None else now[order] > until[key]
+    passing: list[npt.NDArray[np.int64]] = []
+    changed = np.zeros(len(starts), np.bool_)
+    while open_rows.any():
+        rows, keys = order[open_rows], key[open_rows]
+        begins = np.flatnonzero(np.diff(keys, prepend=-1))
+        firsts, whose = np.minimum.reduceat(rows, begins), keys[begins]
+        passing.append(firsts)
+        changed[whose] = True
+        until[whose] = expires[firsts]
+        if now is None:
+            break
+        after = np.full(len(starts), -1)
+        after[whose] = firsts
+        open_rows &= (order > after[key]) & (now[order] > until[key])
+    return np.sort(np.concatenate(passing)) if passing else order[:0], changed
 
 
 def _times(times: npt.NDArray[np.int64]) -> pa.RecordBatch:

@@ -137,6 +137,7 @@ def _measure(spark: SparkSession, parameters: Parameters, keys: int, home: Path,
     step = min(LOAD_ROWS, -(-keys // 2))
     load = [workload.of_keys(order[at : at + step]) for at in range(0, keys, step)]
     changes = [workload.uniform(parameters.batch_rows) for _ in range(parameters.batches)]
+    (home / "in").mkdir()
     config = sl.Config(
         checkpoint_dir=str(home / "checkpoints"),
         checkpoint_every_batch=True,
@@ -148,7 +149,6 @@ def _measure(spark: SparkSession, parameters: Parameters, keys: int, home: Path,
     needed = job.source(reader.parquet(str(home / "in"))).transform(lambda frame: frame.select("key", "value"))
     result = needed.key_by("key").process(Keep(), "new long, total long", rows="arrow")
     result.sink(sl.ParquetSink(str(home / "out")))
-    offer([], home / "in")
     run = job.start()
     query = spark.streams.active[0]
     with _slots_rss(run) as rss:

@@ -64,9 +64,10 @@ def test_operators_and_their_counterparts_are_measured_and_verified(printed: lis
     found = result["operators"]
     assert list(found) == ["window", "join", "process-arrow"]
     for name, figures in found.items():
-        assert set(figures) == {"ours", "peer", "ratio", "bar", "met"}
+        assert set(figures) == {"ours", "peer", "same_input", "ratio", "bar", "met"}
         assert figures["ours"]["verified"]
         assert figures["peer"]["verified"]
+        assert figures["same_input"] == (name != "process-arrow")
         assert figures["ours"]["throughput"]["rows"] == 3000
         assert figures["peer"]["throughput"]["rows"] == (40 if name == "process-arrow" else 3000)
         rates = [figures[side]["throughput"]["rows_per_s"] for side in ("ours", "peer")]
@@ -76,6 +77,7 @@ def test_operators_and_their_counterparts_are_measured_and_verified(printed: lis
     page = io.StringIO()
     operators.show(result, Console(file=page, width=140))
     assert "stream-stream join" in page.getvalue()
+    assert "* not the same input" in page.getvalue()
 
 
 @pytest.mark.spark
@@ -130,12 +132,13 @@ def test_wrong_options_are_refused_before_anything_starts(arguments: list[str], 
 
 
 def test_figures_without_a_peer_have_no_ratio() -> None:
-    speed = {"throughput": {"rows_per_s": 1234.0}, "verified": True}
-    figures = {"ours": speed, "peer": None, "ratio": None, "bar": 2, "met": None}
+    speed = {"throughput": {"rows": 5000, "rows_per_s": 1234.0}, "verified": True}
+    figures = {"ours": speed, "peer": None, "same_input": None, "ratio": None, "bar": 2, "met": None}
     page = io.StringIO()
     result = {"operators": {"aggregate": figures}, "skipped": {"spark-row": "the module x is not installed"}}
     operators.show(result, Console(file=page, width=140))
     assert "1,234" in page.getvalue()
+    assert "same input" not in page.getvalue()
     assert "spark-row: skipped, the module x is not installed" in page.getvalue()
 
 

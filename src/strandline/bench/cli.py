@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from strandline.bench import coordinator, report, spark_peer, value_state
-from strandline.errors import StrandlineError
+from strandline.bench import coordinator, growth, operators, report, spark_peer, value_state
+from strandline.errors import ConfigError, StrandlineError
 
 app = typer.Typer(help="Measure, and check that what was measured is right.", no_args_is_help=True)
 
@@ -36,6 +36,13 @@ class PeerChoice(StrEnum):
     """With whom we are compared."""
 
     spark = "spark"
+
+
+class PeerOrNone(StrEnum):
+    """With whom we are compared, if with anybody."""
+
+    spark = "spark"
+    none = "none"
 
 
 @app.callback()
@@ -113,6 +120,89 @@ def coordinator_command(
         typer.echo(json.dumps(result, indent=2))
     else:
         coordinator.show(result, Console())
+
+
+@app.command("operators")
+def operators_command(
+    rows: Annotated[int, typer.Option(help="Rows of input.")] = 2_000_000,
+    keys: Annotated[int, typer.Option(help="Keys, drawn evenly.")] = 1_000_000,
+    batches: Annotated[int, typer.Option(help="Micro-batches that the rows come in; the first one warms up.")] = 8,
+    only: Annotated[
+        str, typer.Option(help=f"Only these operators, with commas between: {', '.join(operators.NAMES)}.")
+    ] = ",".join(operators.NAMES),
+    peer: Annotated[PeerOrNone, typer.Option(help="Measure this as well, in the same run.")] = PeerOrNone.spark,
+    peer_rows: Annotated[
+        int, typer.Option(help="Rows for Spark's transformWithState in both flavours, which is slow.")
+    ] = 20_000,
+    value_bytes: Annotated[int, typer.Option(help="Size of a value.")] = 100,
+    interval: Annotated[str, typer.Option(help="Checkpoint interval.")] = "1s",
+    memory: Annotated[str, typer.Option(help="Memory for state, all slots together.")] = "512mb",
+    parallelism: Annotated[int, typer.Option(help="Subtasks, and cores for Spark.")] = 2,
+    work_dir: Annotated[Path | None, typer.Option(help="Folder for input, state and output; emptied again.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Every operator next to Spark's own counterpart: rows per second on the same input, and the ratio."""
+    try:
+        parameters = operators.Parameters(
+            rows=rows,
+            keys=keys,
+            batches=batches,
+            value_bytes=value_bytes,
+            only=tuple(name.strip() for name in only.split(",")),
+            peer=peer is PeerOrNone.spark,
+            peer_rows=peer_rows,
+            interval=interval,
+            memory=memory,
+            parallelism=parallelism,
+        )
+        if parameters.peer:
+            spark_peer.check_available()
+        with ProgressOnStderr() as progress:
+            result = operators.run(parameters, progress.say, work_dir)
+    except StrandlineError as error:
+        raise _failed(error) from None
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        operators.show(result, Console())
+
+
+@app.command("growth")
+def growth_command(
+    keys: Annotated[str, typer.Option(help="Numbers of keys, with commas between.")] = "1000000,5000000,20000000",
+    batches: Annotated[int, typer.Option(help="Batches of changes after the load; the first one warms up.")] = 30,
+    batch_rows: Annotated[int, typer.Option(help="Rows of such a batch, which is covered by one checkpoint.")] = 50_000,
+    value_bytes: Annotated[int, typer.Option(help="Size of a value.")] = 100,
+    memory: Annotated[str, typer.Option(help="Memory for state, all slots together.")] = "512mb",
+    parallelism: Annotated[int, typer.Option(help="Subtasks, and cores for Spark.")] = 2,
+    work_dir: Annotated[Path | None, typer.Option(help="Folder for input, state and output; emptied again.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """The same rate of change on ever more keys: throughput, checkpoints and memory."""
+    try:
+        parameters = growth.Parameters(
+            keys=_numbers(keys),
+            batches=batches,
+            batch_rows=batch_rows,
+            value_bytes=value_bytes,
+            memory=memory,
+            parallelism=parallelism,
+        )
+        with ProgressOnStderr() as progress:
+            result = growth.run(parameters, progress.say, work_dir)
+    except StrandlineError as error:
+        raise _failed(error) from None
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        growth.show(result, Console())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number.replace("_", "")) for number in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--keys {text}: give whole numbers with commas between, such as 1000000,5000000") from None
 
 
 def _failed(error: StrandlineError) -> typer.Exit:

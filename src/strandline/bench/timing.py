@@ -28,17 +28,18 @@ class Batch:
     start: float
     """Seconds since the epoch."""
     seconds: float
+    rows: int
     parts_ms: dict[str, int]
 
 
 def batches_of(query: StreamingQuery) -> list[Batch]:
-    """The batches with rows that a query has finished, oldest first."""
+    """The batches that a query has finished, oldest first; those that only move the watermark on have no rows."""
     found: dict[int, Batch] = {}
     for progress in query.recentProgress:
         parts = dict(progress["durationMs"])
         if "addBatch" in parts:
             start = datetime.fromisoformat(progress["timestamp"]).timestamp()
-            found[progress["batchId"]] = Batch(start, parts["triggerExecution"] / 1000, parts)
+            found[progress["batchId"]] = Batch(start, parts["triggerExecution"] / 1000, progress["numInputRows"], parts)
     return [found[number] for number in sorted(found)]
 
 

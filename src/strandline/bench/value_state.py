@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +14,7 @@ import numpy as np
 import strandline as sl
 from strandline.bench import spark_peer
 from strandline.bench.report import machine, percentiles
+from strandline.bench.running import completed, end_of, session
 from strandline.bench.timing import Say, Stopwatch, batches_of, throughput, watched
 from strandline.bench.workload import SCHEMA, SEEN, Expected, InputFile, Workload, offer
 from strandline.errors import ConfigError
@@ -86,7 +85,7 @@ def run(parameters: Parameters, say: Say, work_dir: Path | None = None) -> dict[
     """
     about = machine()
     home = Path(tempfile.mkdtemp(prefix="strandline-bench-", dir=work_dir))
-    spark = _session(parameters)
+    spark = session(parameters.parallelism, parameters.rows // parameters.batch_rows)
     try:
         workload = Workload(home / "files", parameters.keys, parameters.value_bytes)
         load = _load_files(workload, parameters, say)
@@ -111,25 +110,6 @@ def run(parameters: Parameters, say: Say, work_dir: Path | None = None) -> dict[
         "peer": peer,
         "ratios": _ratios(ours, peer or {}),
     }
-
-
-def _session(parameters: Parameters) -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    batches = parameters.rows // parameters.batch_rows + 1000
-    spark = (
-        SparkSession.builder.master(f"local[{parameters.parallelism}]")
-        .appName("strandline-bench")
-        .config("spark.driver.memory", "3g")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", parameters.parallelism)
-        .config("spark.sql.streaming.numRecentProgressUpdates", batches)
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
 
 
 def _load_files(workload: Workload, parameters: Parameters, say: Say) -> list[InputFile]:
@@ -181,12 +161,12 @@ class Measured:
         query = self._spark.streams.active[0]
         with watched(query, f"{self._label}: rows", files, self._say):
             run.process_all_available()
-        taken = _completed(run)
+        taken = completed(run)
         newest = max(checkpoint.batch_id for checkpoint in taken)
         covering = next(checkpoint for checkpoint in taken if checkpoint.batch_id == newest)
         figures = {
             "start_s": started,
-            "throughput": throughput(batches_of(query), files, _end_of(covering)),
+            "throughput": throughput(batches_of(query), files, end_of(covering)),
             "checkpoints": _checkpoint_figures(taken),
         }
         return run, figures
@@ -200,10 +180,10 @@ class Measured:
         uploads = []
         for done in range(TOUCHES):
             self._say(what, done, TOUCHES)
-            known = max(checkpoint.id for checkpoint in _completed(run))
+            known = max(checkpoint.id for checkpoint in completed(run))
             self._offer([workload.distinct(count)])
             run.process_all_available()
-            new = [checkpoint for checkpoint in _completed(run) if checkpoint.id > known]
+            new = [checkpoint for checkpoint in completed(run) if checkpoint.id > known]
             uploads.append((sum(checkpoint.checkpointed_bytes for checkpoint in new), new[-1].full_bytes))
         self._say(what, TOUCHES, TOUCHES)
         middle, full = sorted(uploads)[TOUCHES // 2]
@@ -283,14 +263,6 @@ def _incremental(spark: SparkSession, parameters: Parameters, home: Path, say: S
     run.stop()
     measured.check(workload)
     return {"keys": keys, "checkpoints": figures["checkpoints"], "incremental": found, "verified": True}
-
-
-def _completed(run: sl.JobRun) -> list[sl.CheckpointStats]:
-    return [checkpoint for checkpoint in run.checkpoints() if checkpoint.status == "completed"]
-
-
-def _end_of(checkpoint: sl.CheckpointStats) -> float:
-    return checkpoint.trigger_time + checkpoint.end_to_end_ms / 1000
 
 
 def _checkpoint_figures(taken: Sequence[sl.CheckpointStats]) -> dict[str, Any]:

@@ -65,19 +65,21 @@ class Workload:
     def of_keys(self, keys: np.ndarray[Any, np.dtype[np.int64]]) -> InputFile:
         """A file with one row for each entry of `keys`."""
         number, self._next = self._next, self._next + 1
-        table = pa.table(
-            {
-                "key": keys,
-                "x": self._rng.integers(0, 1000, len(keys)),
-                "value": self._pool.take(pa.array(self._places(keys, np.full(len(keys), number)))),
-            }
-        )
+        table = pa.table(self._columns(keys, number))
         path = self._folder / f"part-{number:06d}.parquet"
         # Several row groups, so that a file can be read by several tasks.
         pq.write_table(table, path, row_group_size=max(1, -(-len(keys) // 4)))
         # Spark's file source takes older files first.
         os.utime(path, (_FIRST_SECOND + number, _FIRST_SECOND + number))
         return InputFile(number, path, len(keys))
+
+    def _columns(self, keys: np.ndarray[Any, np.dtype[np.int64]], number: int) -> dict[str, Any]:
+        """The columns of file `number`; a workload with more of them adds its own."""
+        return {
+            "key": keys,
+            "x": self._rng.integers(0, 1000, len(keys)),
+            "value": self._pool.take(pa.array(self._places(keys, np.full(len(keys), number)))),
+        }
 
     def heads(self, keys: Any, numbers: Any) -> pa.Array:
         """The first characters of the values of `keys` in the files `numbers`; empty where the number is negative."""

@@ -224,6 +224,9 @@ class ProcessOperator(Operator):
 class Running:
     """An opened operator in its slot."""
 
+    _fires_deleted = False
+    """Whether a timer that another one of the same batch deletes fires nevertheless."""
+
     def __init__(self, operator: ProcessOperator, info: SubtaskInfo) -> None:
         place = place_of(info)
         self.info = info
@@ -326,13 +329,13 @@ class Running:
         """Call `on_timer` for what is due, a chunk of timers at a time."""
         operator, scope = self._operator, self._scope
         until = batch.watermark_ms if operator.time_mode == "event" else batch.processing_time_ms
-        due = iter(()) if until is None else timers.due(until)
+        due = iter(()) if until is None else self._due(timers, until)
         while part := list(islice(due, self._reader.limit)):
             assert self.key_codec is not None
             keys = list(map(self.key_codec.decode, timers.encoded_keys(part)))
             chunks.adapt(scope.load(keys_of([timer for timer, _ in part]), keys))
             for at, (timer, _) in enumerate(part):
-                if not timers.cancelled(timer):
+                if self._fires_deleted or not timers.cancelled(timer):
                     scope.index = at
                     yield from self._call_timer(keys[at], time_of(timer), batch, output)
                     scope.settle()
@@ -340,6 +343,9 @@ class Running:
                     if self._sides is not None and self._sides.ready:
                         yield from self._sides.take()
         operator.next_timer_ms = timers.earliest()
+
+    def _due(self, timers: Timers, until: int) -> Iterator[tuple[bytes, bytes | None]]:
+        return timers.due(until)
 
     def _call_timer(self, key: Key, time_ms: int, batch: BatchInfo, output: OutputRows) -> Iterator[pa.RecordBatch]:
         output.keys.append(key)

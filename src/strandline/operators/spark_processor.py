@@ -30,7 +30,7 @@ from strandline.operators.spark_rows import FrameReader, FrameWriter, SparkRowRe
 from strandline.operators.spark_states import SparkHandle, giver
 from strandline.state.changes import ChangeSet
 from strandline.state.keys import state_prefix
-from strandline.state.timers import TimerService
+from strandline.state.timers import Timers, TimerService
 
 SparkRows = Literal["row", "pandas"]
 
@@ -192,7 +192,10 @@ class _Adapter(KeyedProcessor):
     def on_timer(self, key: Key, timestamp: int, context: ProcessContext) -> Iterable[Any] | None:
         """One timer; its key comes out of Spark's state, so it is a row, with timestamps as states give them."""
         row = self._key_row(key if self._key_values is None else self._key_values(key))
-        return self.current.handleExpiredTimer(row, self._times, ExpiredTimerInfo(timestamp))
+        # By name, as Spark calls it: some write the last two the other way round.
+        return self.current.handleExpiredTimer(
+            key=row, timerValues=self._times, expiredTimerInfo=ExpiredTimerInfo(timestamp)
+        )
 
     def on_initial(self, key: Key, item: Any) -> None:
         """One row, or one frame, of the initial state."""
@@ -203,6 +206,8 @@ class _Adapter(KeyedProcessor):
 
 class _SparkRunning(Running):
     """An opened operator in its slot, with a processor of its own in every batch."""
+
+    _fires_deleted = True
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         yield from super().run(rows, changes, batch)
@@ -242,6 +247,11 @@ class _SparkRunning(Running):
             for group in self._groups:
                 stored = [key for key, _ in changes.scan(state_prefix(group, name))]
                 changes.put_many(stored, [None] * len(stored))
+
+    def _due(self, timers: Timers, until: int) -> Iterator[tuple[bytes, bytes | None]]:
+        """All at once: Spark fires what was due before the first timer fired, whatever the timers do."""
+        found = list(timers.due(until))
+        return zip([timer for timer, _ in found], timers.encoded_keys(found), strict=True)
 
     def _call(self, batch: BatchInfo, method: Literal["init", "close"]) -> None:
         adapter = self._adapter()

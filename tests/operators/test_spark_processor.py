@@ -630,11 +630,42 @@ def test_frames_are_taken_by_name_or_by_position() -> None:
     assert yielding("pandas", pd.DataFrame({"t": [pd.Timestamp(5)]}), output_schema="t timestamp_ntz")
 
 
+class Reuses(Base):
+    """Changes what it has yielded, and yields it again."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.frame = pd.DataFrame({"l": [[0]], "n": [0]})
+        self.list: list[int] = []
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        for n in (1, 2):
+            self.list.append(n)
+            self.frame.loc[0, "n"] = n
+            yield Row(l=self.list, n=n) if key[0] == "row" else self.frame
+
+
+@pytest.mark.parametrize("rows", FLAVOURS)
+def test_output_is_taken_when_it_is_yielded(rows: SparkRows) -> None:
+    with ProcessorHarness(
+        Reuses(), input_schema="k string", key="k", output_schema="l array<int>, n int", rows=rows
+    ) as h:
+        assert h.process([(rows,)]) == ([([1], 1), ([1, 2], 2)] if rows == "row" else [([0], 1), ([0], 2)])
+
+
+def test_rows_need_not_have_the_same_columns() -> None:
+    made = yielding("row", Row(n=1, k="x"), Row(k="y"), Row("k", "n", "more")("z", np.int64(3), None))
+    assert made == [("x", 1), ("y", None), ("z", 3)]
+    with pytest.raises(SchemaError, match=r"key \('a',\): an output row must be a pyspark.sql.Row"):
+        yielding("row", Row(k="x"), Row(n=1), ("x", 1))
+    with pytest.raises(SchemaError, match=r"key \('a',\).*: an output row must be a pyspark.sql.Row"):
+        yielding("row", ("x", 1), output_schema="l array<int>")
+
+
 @pytest.mark.parametrize(
     ("rows", "what", "message"),
     [
         ("row", ("x", 1), r"key \('a',\).*must be a pyspark.sql.Row"),
-        ("row", Row("x", 1), r"must be a pyspark.sql.Row with the names k, n"),
+        ("row", Row("x", 1), r"must be a pyspark.sql.Row with the names of its columns"),
         ("row", Row(k="x", n="many"), r"key \('a',\): output column 'n' does not fit bigint"),
         ("row", Row(k=1, n=1), r"output column 'k' does not fit string"),
         ("pandas", Row(k="x", n=1), r"must yield pandas.DataFrame"),

@@ -19,7 +19,6 @@ from pyspark.sql.types import (
     BooleanType,
     DataType,
     MapType,
-    Row,
     StructField,
     StructType,
     TimestampType,
@@ -152,18 +151,19 @@ class _OutputColumns:
 class SparkRowWriter(_OutputColumns):
     """Takes the rows that user code yields as Spark does: by name; a missing column is null, others are ignored."""
 
+    def __init__(self, struct: StructType, where: str) -> None:
+        super().__init__(struct, where)
+        self._nested = any(isinstance(field.dataType, _NESTED) for field in struct.fields)
+
     def waiting(self) -> list[Any]:
         """A place for rows that wait."""
-        return []
+        return _Dicts() if self._nested else []
 
     def build(self, rows: list[Any], key_at: Callable[[int], object]) -> pa.RecordBatch:
         """One record batch of `rows`."""
-        columns = self._columns(rows, key_at)
         arrays = []
-        for at, (field, values) in enumerate(zip(self._struct.fields, columns, strict=True)):
+        for at, (field, values) in enumerate(zip(self._struct.fields, self._columns(rows, key_at), strict=True)):
             kind = self._arrow.field(at).type
-            if isinstance(field.dataType, _NESTED):
-                values = [_as_dicts(value) for value in values]
             try:
                 arrays.append(pa.array(values, kind))
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -171,22 +171,23 @@ class SparkRowWriter(_OutputColumns):
         return self._batch(arrays, key_at)
 
     def _columns(self, rows: list[Any], key_at: Callable[[int], object]) -> list[Sequence[Any]]:
+        wanted = self._struct.names
+        if self._nested:
+            return [[row.get(name) for row in rows] for name in wanted]
         names = None
         for at, row in enumerate(rows):
-            fields = getattr(row, "__fields__", None)
-            if fields is None or len(fields) != len(row):
-                raise SchemaError(
-                    f"{self._where}, key {key_at(at)}: an output row must be a pyspark.sql.Row with the names "
-                    f"{', '.join(self._struct.names)}, got {shown(row)}"
-                )
+            fields = _fields_of(row)
+            if fields is None:
+                raise SchemaError(f"{self._where}, key {key_at(at)}: {_no_row(row)}")
             if names is None:
                 names = fields
             elif fields != names:
-                dicts = [row.asDict() for row in rows]
-                return [[row.get(name) for row in dicts] for name in self._struct.names]
+                dicts = [row.asDict() for row in rows if _fields_of(row)]
+                if len(dicts) == len(rows):
+                    return [[row.get(name) for row in dicts] for name in wanted]
         known = dict(zip(names or (), zip(*rows, strict=True), strict=True))
         nothing = [None] * len(rows)
-        return [known.get(name, nothing) for name in self._struct.names]
+        return [known.get(name, nothing) for name in wanted]
 
     def _first_misfit(
         self, values: Sequence[Any], field: StructField, kind: pa.DataType, key_at: Callable[[int], object]
@@ -199,15 +200,23 @@ class SparkRowWriter(_OutputColumns):
         return None
 
 
-def _as_dicts(value: Any) -> Any:
-    """As `Row.asDict(True)` does it."""
-    if isinstance(value, Row):
-        return value.asDict(True)
-    if isinstance(value, list):
-        return [_as_dicts(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _as_dicts(item) for key, item in value.items()}
-    return value
+class _Dicts(list[Any]):
+    """Rows with nested values, as they are when user code yields them: it may change a list of its own later."""
+
+    def append(self, row: Any) -> None:
+        if _fields_of(row) is None:
+            raise SchemaError(_no_row(row))
+        super().append(row.asDict(True))
+
+
+def _fields_of(row: Any) -> list[str] | None:
+    """The names of a row's columns; None if it is none, or has no names."""
+    fields: list[str] | None = getattr(row, "__fields__", None)
+    return fields if fields is not None and len(fields) == len(row) else None
+
+
+def _no_row(row: Any) -> str:
+    return f"an output row must be a pyspark.sql.Row with the names of its columns, got {shown(row)}"
 
 
 class FrameColumns:
@@ -222,7 +231,10 @@ class FrameColumns:
         self.columns: list[list[Any]] = [[] for _ in names]
 
     def append(self, frame: Any) -> None:
-        """Take the frame that user code yielded apart: thousands of frames that wait would slow the collector down."""
+        """Take what user code yielded, as it is now: it may change and yield the same frame again.
+
+        The columns are kept, not the frame: thousands of frames that wait would slow the garbage collector down.
+        """
         if not isinstance(frame, pd.DataFrame):
             raise SchemaError(f'with rows="pandas", the processor must yield pandas.DataFrame, got {shown(frame)}')
         if not len(frame):
@@ -234,7 +246,7 @@ class FrameColumns:
         read: Any = frame._get_column_array  # a series each would cost 30 us
         nulls = None if labels else np.full(len(frame), None, object)
         for place, column in zip(places, self.columns, strict=True):
-            column.append(read(place) if nulls is None else nulls)
+            column.append(read(place).copy() if nulls is None else nulls)
         self._length += len(frame)
 
     def clear(self) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +18,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.types import ArrayType, IntegerType, MapType, Row, StringType, StructField, StructType
 
 from strandline.errors import JobDefinitionError, SchemaError, StrandlineError, UserCodeError
+from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, SubtaskInfo
 from strandline.operators.spark_processor import SparkProcessorOperator, SparkRows
+from strandline.state.changes import ChangeSet
 from strandline.state.ddl import parse_schema
+from strandline.state.heap import HeapBackend
 from strandline.testing.harness import ProcessorHarness
 
 VALUE = StructType([StructField("value", IntegerType(), True)])
@@ -602,6 +607,35 @@ def test_timers_of_the_initial_state_fire_in_the_first_batch() -> None:
         assert h.next_timer_ms == -1
         assert h.process([("a", 3)]) == [("[(1,), (2,), (3,)]",), ("a@-1",)]
         assert h.process([]) == []
+
+
+@pytest.mark.parametrize("service", ["heap", "rocksdb"])
+def test_the_initial_state_may_share_the_first_batch(service: Any, tmp_path: Path) -> None:
+    schema = parse_schema("k string, v int")
+    operator = SparkProcessorOperator(
+        "visits",
+        InitialTimers(),
+        ["k"],
+        schema,
+        parse_schema("text string"),
+        rows="row",
+        time_mode="processing",
+        timer_service=service,
+        initial_schema=schema,
+    )
+    operator.open(SubtaskInfo("job", "visits", 0, 1, 4))
+    names = ["k", "v", KEY_GROUP_COLUMN]
+    batch = BatchInfo(7, 1000)
+    for _ in range(2):  # the second is another try of the same batch
+        changes = ChangeSet(HeapBackend(), 1 << 20, tmp_path)
+        initial, rows = (
+            pa.RecordBatch.from_arrays([pa.array(["a"]), pa.array([v], pa.int32()), pa.array([1], pa.int32())], names)
+            for v in (1, 2)
+        )
+        assert list(operator.run_initial(iter([initial]), changes, batch)) == []
+        made = [text for out in operator.run(iter([rows]), changes, batch) for text in out.column(0).to_pylist()]  # type: ignore[union-attr]
+        assert made == ["[(1,), (2,)]", "a@999"]
+        changes.discard()
 
 
 # --- output --------------------------------------------------------------------------------------

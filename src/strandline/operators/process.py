@@ -6,7 +6,7 @@ import os
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, Final, get_args
+from typing import Any, ClassVar, Final, NamedTuple, get_args
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -25,7 +25,7 @@ from strandline.operators.base import (
 from strandline.operators.key_chunks import Key, KeyChunkReader, KeyChunks, KeyCodec
 from strandline.operators.late_rows import check_event_time, without_late
 from strandline.operators.process_context import ProcessContext
-from strandline.operators.process_output import OutputRows, SideOutputs
+from strandline.operators.process_output import OutputRows, SideOutputs, Writer
 from strandline.operators.rows import RowWriter, arrow_schema, fitted
 from strandline.state.access import KeyScope
 from strandline.state.changes import ChangeSet
@@ -61,6 +61,14 @@ class KeyedProcessor:
         """Called when the subtask ends in an orderly way."""
 
 
+class ProcessorMethods(NamedTuple):
+    """The names of the methods that user code has."""
+
+    open: str
+    rows: str
+    timer: str
+
+
 class ProcessOperator(Operator):
     """Runs a `KeyedProcessor`: groups rows by key, reads the value states of many keys at once, checks the output.
 
@@ -71,6 +79,8 @@ class ProcessOperator(Operator):
     """
 
     sorted_input = True
+    methods: ClassVar = ProcessorMethods("open", "process", "on_timer")
+    """What the user's methods are called, for errors."""
 
     def __init__(
         self,
@@ -100,7 +110,7 @@ class ProcessOperator(Operator):
         self.side_outputs = {name: parse_schema(schema) for name, schema in (side_outputs or {}).items()}
         if late not in (None, "drop"):
             self.side_outputs.setdefault(str(late), input_schema)
-        self._running: _Running | None = None
+        self._running: Running | None = None
         self._check_arguments()
 
     def check(self) -> list[StateDescriptor]:
@@ -116,30 +126,30 @@ class ProcessOperator(Operator):
             copy = cloudpickle.loads(cloudpickle.dumps(self.processor))  # type: ignore[no-untyped-call]  # PySpark's own
         except Exception as error:  # pickling runs user code
             raise JobDefinitionError(
-                f"operator {self.uid!r}: {type(self.processor).__name__} cannot be sent to the slots: {error}; "
-                "make what cannot be pickled (connections, locks, ...) in open()"
+                f"operator {self.uid!r}: {self._processor_name()} cannot be sent to the slots: {error}; "
+                f"make what cannot be pickled (connections, locks, ...) in {self.methods.open}()"
             ) from error
         context = ProcessContext(SubtaskInfo("", self.uid, -1, 1, 1), KeyScope())
         try:
             copy.open(context)
         except StrandlineError as error:
-            raise JobDefinitionError(f"operator {self.uid!r}: open(): {error}") from error
+            raise JobDefinitionError(f"operator {self.uid!r}: {self.methods.open}(): {error}") from error
         except Exception as error:  # noqa: BLE001  # user code may raise anything
             raise UserCodeError(
-                f"operator {self.uid!r}: open() failed in the driver, where a copy of the processor is opened to check "
-                f"its states (context.subtask is -1 there)\n{user_traceback(error)}"
+                f"operator {self.uid!r}: {self.methods.open}() failed in the driver, where a copy of the processor is "
+                f"opened to check its states (context.subtask is -1 there)\n{user_traceback(error)}"
             ) from None
         return list(context._descriptors.values())
 
     def open(self, info: SubtaskInfo) -> None:
         """Call the processor's `open`; raises `UserCodeError` where it fails."""
-        running = _Running(self, info)
+        running = self._prepared(info)
         try:
             self.processor.open(running.context)
         except StrandlineError:
             raise
         except Exception as error:  # noqa: BLE001  # user code may raise anything
-            raise UserCodeError(f"{_place(info)}: open() failed\n{user_traceback(error)}") from None
+            raise UserCodeError(f"{place_of(info)}: {self.methods.open}() failed\n{user_traceback(error)}") from None
         running.opened()
         self._running = running
 
@@ -168,7 +178,13 @@ class ProcessOperator(Operator):
             except StrandlineError:
                 raise
             except Exception as error:  # noqa: BLE001  # user code may raise anything
-                raise UserCodeError(f"{_place(running.info)}: close() failed\n{user_traceback(error)}") from None
+                raise UserCodeError(f"{place_of(running.info)}: close() failed\n{user_traceback(error)}") from None
+
+    def _prepared(self, info: SubtaskInfo) -> Running:
+        return Running(self, info)
+
+    def _processor_name(self) -> str:
+        return type(self.processor).__name__
 
     def _check_arguments(self) -> None:
         """Found out here, in the driver, rather than by the first row."""
@@ -205,11 +221,14 @@ class ProcessOperator(Operator):
                 )
 
 
-class _Running:
+class Running:
     """An opened operator in its slot."""
 
+    _fires_deleted = False
+    """Whether a timer that another one of the same batch deletes fires nevertheless."""
+
     def __init__(self, operator: ProcessOperator, info: SubtaskInfo) -> None:
-        place = _place(info)
+        place = place_of(info)
         self.info = info
         self._operator = operator
         self._scope = KeyScope()
@@ -222,8 +241,14 @@ class _Running:
         self._sides = SideOutputs(operator.side_outputs, place) if operator.side_outputs else None
         self._sweep: Sweep | None = None
         self.context = ProcessContext(info, self._scope, self._timers, self._sides)
-        self._reader = KeyChunkReader(operator.input_struct, operator.input_schema, operator.key_columns, place)
-        self._writer = RowWriter(operator.output_struct, operator.output_schema, place)
+        self._reader = self._make_reader(operator.input_struct, place)
+        self._writer = self._make_writer(place)
+
+    def _make_reader(self, struct: StructType, place: str) -> KeyChunkReader:
+        return KeyChunkReader(struct, arrow_schema(struct), self._operator.key_columns, place)
+
+    def _make_writer(self, place: str) -> Writer:
+        return RowWriter(self._operator.output_struct, self._operator.output_schema, place)
 
     def opened(self) -> None:
         """User code has declared its states."""
@@ -237,7 +262,7 @@ class _Running:
         chunks = KeyChunks(self._reader, self._in_time(rows, batch))
         output = OutputRows(self._writer)
         pending, keys_out, starts_out = output.rows, output.keys, output.starts
-        limit = process_output.OUTPUT_ROWS
+        limit, methods = process_output.OUTPUT_ROWS, self._operator.methods
         self._begin(changes, batch)
         try:
             while (chunk := chunks.next()) is not None:
@@ -258,7 +283,7 @@ class _Running:
                                 if len(pending) >= limit:
                                     yield output.flush()
                     except Exception as error:  # noqa: BLE001  # user code may raise anything
-                        raise self._explained(error, chunks.error or output.error, key, batch, "process") from None
+                        raise self._explained(error, chunks.error or output.error, key, batch, methods.rows) from None
                     for _ in own:
                         pass  # what the user did not read must not be taken for the next key's rows
                     if scope.unsettled:
@@ -298,19 +323,19 @@ class _Running:
         if operator.late != "drop" and self._sides is not None:
             name = str(operator.late)
             schema = arrow_schema(operator.side_outputs[name])
-            self._sides.ready.append(SideRows(name, fitted(rows, schema, _place(self.info)).cast(schema)))
+            self._sides.ready.append(SideRows(name, fitted(rows, schema, place_of(self.info)).cast(schema)))
 
     def _fire(self, timers: Timers, batch: BatchInfo, chunks: KeyChunks, output: OutputRows) -> Iterator[Output]:
         """Call `on_timer` for what is due, a chunk of timers at a time."""
         operator, scope = self._operator, self._scope
         until = batch.watermark_ms if operator.time_mode == "event" else batch.processing_time_ms
-        due = iter(()) if until is None else timers.due(until)
+        due = iter(()) if until is None else self._due(timers, until)
         while part := list(islice(due, self._reader.limit)):
             assert self.key_codec is not None
             keys = list(map(self.key_codec.decode, timers.encoded_keys(part)))
             chunks.adapt(scope.load(keys_of([timer for timer, _ in part]), keys))
             for at, (timer, _) in enumerate(part):
-                if not timers.cancelled(timer):
+                if self._fires_deleted or not timers.cancelled(timer):
                     scope.index = at
                     yield from self._call_timer(keys[at], time_of(timer), batch, output)
                     scope.settle()
@@ -318,6 +343,9 @@ class _Running:
                     if self._sides is not None and self._sides.ready:
                         yield from self._sides.take()
         operator.next_timer_ms = timers.earliest()
+
+    def _due(self, timers: Timers, until: int) -> Iterator[tuple[bytes, bytes | None]]:
+        return timers.due(until)
 
     def _call_timer(self, key: Key, time_ms: int, batch: BatchInfo, output: OutputRows) -> Iterator[pa.RecordBatch]:
         output.keys.append(key)
@@ -329,7 +357,7 @@ class _Running:
                 if len(output.rows) >= process_output.OUTPUT_ROWS:
                     yield output.flush()
         except Exception as error:  # noqa: BLE001  # user code may raise anything
-            raise self._explained(error, output.error, key, batch, "on_timer") from None
+            raise self._explained(error, output.error, key, batch, self._operator.methods.timer) from None
 
     def _explained(
         self, error: Exception, other: Exception | None, key: Key, batch: BatchInfo, method: str
@@ -338,7 +366,7 @@ class _Running:
         other = other or (self._sides.error if self._sides is not None else None)
         if other is not None:
             return other
-        where = f"{_place(self.info)}, key {key}, batch {batch.batch_id}"
+        where = f"{place_of(self.info)}, key {key}, batch {batch.batch_id}"
         if type(error) in (SchemaError, StrandlineError, JobDefinitionError):
             return type(error)(f"{where}: {error}")
         if isinstance(error, StrandlineError):
@@ -362,5 +390,6 @@ def user_traceback(error: BaseException) -> str:
     return "".join(report.format()).rstrip()
 
 
-def _place(info: SubtaskInfo) -> str:
+def place_of(info: SubtaskInfo) -> str:
+    """Where something went wrong, for errors."""
     return f"operator {info.uid!r}, subtask {info.subtask}"

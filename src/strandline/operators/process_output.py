@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -18,14 +18,24 @@ OUTPUT_ROWS: Final = 8192
 """How many rows wait at most before they become a record batch."""
 
 
+class Writer(Protocol):
+    """Makes record batches of what user code yields."""
+
+    def waiting(self) -> Any:
+        """A place for what waits: it has `append` and `clear`, and its length is a number of rows."""
+
+    def build(self, rows: Any, key_at: Callable[[int], object]) -> pa.RecordBatch:
+        """A record batch of what waits; `key_at` names the key that yielded a row, for errors."""
+
+
 class OutputRows:
     """Output rows that wait to become a record batch, and at which row each key's begin."""
 
     __slots__ = ("_writer", "error", "keys", "rows", "starts")
 
-    def __init__(self, writer: RowWriter) -> None:
+    def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self.rows: list[Any] = []
+        self.rows: Any = writer.waiting()
         self.keys: list[Key] = []
         self.starts: list[int] = []
         self.error: SchemaError | None = None

@@ -183,6 +183,10 @@ class RowWriter:
             for field in schema.fields
         ]
 
+    def waiting(self) -> list[Any]:
+        """A place for rows that wait."""
+        return []
+
     def build(self, rows: list[Any], key_at: Callable[[int], object]) -> pa.RecordBatch:
         """One record batch of `rows`; `key_at` names the key that yielded a row, for errors."""
         if set(map(type, rows)) != {tuple}:

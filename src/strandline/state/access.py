@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pyspark.sql.types import StructType
 
@@ -116,6 +116,11 @@ class ValueState:
         self._known: dict[bytes, bytes | None] = {}
         scope.add(self)
 
+    def as_rows(self) -> Self:
+        """Make the handle take and give rows of one column as tuples of one only."""
+        self._codec.as_rows()
+        return self
+
     def get(self) -> Any:
         """The key's value: a tuple, the plain value where the state has one column, None where there is none."""
         at = self._scope.index
@@ -208,6 +213,11 @@ class ListState(_Entries):
         self._count = 0
         scope.add(self)
 
+    def as_rows(self) -> Self:
+        """Make the handle take and give rows of one column as tuples of one only."""
+        self._codec.as_rows()
+        return self
+
     def get(self) -> Iterator[Any]:
         """The key's values, oldest first, as they are at the call."""
         self._settle()
@@ -287,6 +297,12 @@ class MapState(_Entries):
         self._key_codec = ValueCodec(key_schema, f"{where}, map key", canonical=True)
         self._codec = ValueCodec(schema, where)
         scope.add(self)
+
+    def as_rows(self) -> Self:
+        """Make the handle take and give rows of one column as tuples of one only."""
+        self._codec.as_rows()
+        self._key_codec.as_rows()
+        return self
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of a map key, or `default`."""

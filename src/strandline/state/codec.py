@@ -57,6 +57,10 @@ class ValueCodec:
         self._plain = isinstance(only, StructType) and len(only.fields) == 1
         self._tuple_is_row = isinstance(only, ArrayType)
 
+    def as_rows(self) -> None:
+        """From now on, take and give rows of one column as tuples of one only."""
+        self._single = False
+
     def encode(self, value: Any) -> bytes:
         """The bytes of `value`; raises `SchemaError` that names the column where it does not fit."""
         if self._single and (self._plain or not isinstance(value, tuple) or len(value) != 1):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush, merge
 from operator import index
 from typing import Any, Final, Literal, cast
@@ -67,7 +68,8 @@ class Timers:
     ) -> None:
         self._scope = scope
         self._encode_key = encode_key
-        self._index: _TimerIndex = _HeapIndex(groups) if service == "heap" else _ScannedIndex(groups)
+        self._make_index = partial(_HeapIndex if service == "heap" else _ScannedIndex, groups)
+        self._index: _TimerIndex = self._make_index()
         self._keys: EncodedKeys | None = None
         self._prefixes: list[bytes] = []
         self._until = b""
@@ -78,6 +80,10 @@ class Timers:
         self._until = b""
         self._cancelled.clear()
         self._index.begin(self._changes(), self._scope.batch_id)
+
+    def forget(self) -> None:
+        """Remember nothing of the stored timers; the next batch, whatever its id, reads them anew."""
+        self._index = self._make_index()
 
     def register(self, time_ms: int) -> None:
         """Have the current key called at `time_ms`; nothing changes where it has that timer."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from strandline._options import parse_duration
@@ -19,6 +20,7 @@ from strandline.errors import StrandlineError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, SideRows, SubtaskInfo, TimeMode
 from strandline.operators.process import KeyedProcessor, ProcessOperator
 from strandline.operators.rows import RowWriter, arrow_schema, column_reader, iterate_rows, row_factory
+from strandline.operators.spark_processor import SparkProcessorOperator, SparkRows
 from strandline.state.changes import ChangeSet
 from strandline.state.ddl import parse_schema
 from strandline.state.heap import HeapBackend
@@ -44,33 +46,55 @@ class ProcessorHarness:
 
     Time begins at 0 and without a watermark. Every call of `process` and `advance_...` is one batch, which is committed
     unless `commit=False` says that it was lost; the same batch then runs again with what the next call brings.
+
+    Spark's `StatefulProcessor` runs, too, in the flavour that `rows` names; output comes as rows in either.
+    `initial_schema` and `time_zone` are for such a processor only, `late` and `side_outputs` for ours.
     """
 
     def __init__(
         self,
-        processor: KeyedProcessor,
+        processor: KeyedProcessor | StatefulProcessor,
         *,
         input_schema: str | StructType,
         key: str | Sequence[str],
         output_schema: str | StructType,
-        time_mode: TimeMode = "none",
+        time_mode: str = "none",
         timer_service: TimerService = "heap",
         event_time: str | None = None,
         late: str | None = None,
         side_outputs: Mapping[str, str | StructType] | None = None,
+        rows: SparkRows = "row",
+        initial_schema: str | StructType | None = None,
+        time_zone: str = "UTC",
     ) -> None:
-        self.operator = ProcessOperator(
-            "test",
-            processor,
-            [key] if isinstance(key, str) else key,
-            parse_schema(input_schema),
-            parse_schema(output_schema),
-            time_mode=time_mode,
-            timer_service=timer_service,
-            event_time=event_time,
-            late=late,
-            side_outputs=side_outputs,
-        )
+        keys = [key] if isinstance(key, str) else key
+        schemas = parse_schema(input_schema), parse_schema(output_schema)
+        self.operator: ProcessOperator
+        if isinstance(processor, KeyedProcessor):
+            self.operator = ProcessOperator(
+                "test",
+                processor,
+                keys,
+                *schemas,
+                time_mode=cast(TimeMode, time_mode),
+                timer_service=timer_service,
+                event_time=event_time,
+                late=late,
+                side_outputs=side_outputs,
+            )
+        else:
+            self.operator = SparkProcessorOperator(
+                "test",
+                processor,
+                keys,
+                *schemas,
+                rows=rows,
+                time_mode=time_mode,
+                timer_service=timer_service,
+                event_time=event_time,
+                initial_schema=None if initial_schema is None else parse_schema(initial_schema),
+                time_zone=time_zone,
+            )
         self.processing_time_ms = 0
         self.watermark_ms: int | None = None
         self.late_rows = 0
@@ -81,12 +105,9 @@ class ProcessorHarness:
         self._spill = tempfile.TemporaryDirectory(prefix="strandline-harness-")
         struct = self.operator.input_struct
         self._key_struct = StructType([struct[name] for name in self.operator.key_columns])
-        self._key_places = [struct.fieldNames().index(name) for name in self.operator.key_columns]
-        self._schema = arrow_schema(struct)
-        self._writer = RowWriter(struct, self._schema, "the test's input")
         self._sides: dict[str, list[Any]] = {name: [] for name in self.operator.side_outputs}
         self._info = SubtaskInfo("test", "test", 0, 1, _KEY_GROUPS)
-        self._pristine = _copied(processor)
+        self._pristine = _copied(self.operator.processor)
         self.operator.open(self._info)
 
     @property
@@ -101,7 +122,15 @@ class ProcessorHarness:
 
     def process(self, rows: Iterable[Any], commit: bool = True) -> list[Any]:
         """Run one batch of `rows` (tuples, Rows, lists or dicts, in any order of keys); gives the output rows."""
-        return self._run(list(rows), commit)
+        given = list(rows)
+        return self._run([self._sorted(given, self.operator.input_struct)] if given else [], commit)
+
+    def process_initial(self, rows: Iterable[Any]) -> None:
+        """Hand the initial state to a `StatefulProcessor`, as a batch of its own before the first."""
+        operator = self.operator
+        if not isinstance(operator, SparkProcessorOperator) or operator.initial_struct is None:
+            raise StrandlineError("only a StatefulProcessor with an initial_schema takes an initial state")
+        self._run([self._sorted(list(rows), operator.initial_struct)], True, operator.run_initial)
 
     def advance_processing_time(self, by: int | str | timedelta, commit: bool = True) -> list[Any]:
         """Let time go on by `by`, milliseconds or a duration like "10s", and run an empty batch; gives what fired."""
@@ -162,14 +191,14 @@ class ProcessorHarness:
     ) -> None:
         self.close()
 
-    def _run(self, rows: list[Any], commit: bool) -> list[Any]:
+    def _run(self, rows: list[pa.RecordBatch], commit: bool, run: Callable[..., Any] | None = None) -> list[Any]:
         operator = self.operator
         changes = ChangeSet(self._backend, _BATCH_MEMORY, Path(self._spill.name))
         batch = BatchInfo(self._batch_id, self.processing_time_ms, self.watermark_ms, self._late_watermark_ms)
         made: list[Any] = []
         sides: dict[str, list[Any]] = {name: [] for name in self._sides}
         try:
-            for out in operator.run(iter([self._sorted(rows)] if rows else []), changes, batch):
+            for out in (run or operator.run)(iter(rows), changes, batch):
                 if isinstance(out, SideRows):
                     sides[out.name] += _rows(out.rows, operator.side_outputs[out.name])
                 else:
@@ -186,10 +215,11 @@ class ProcessorHarness:
             changes.discard()
         return made
 
-    def _sorted(self, rows: list[Any]) -> pa.RecordBatch:
+    def _sorted(self, rows: list[Any], struct: StructType) -> pa.RecordBatch:
         """The rows as Spark would send them: a key's rows together, keys in the order in which they came."""
-        batch = self._writer.build(rows, lambda at: f"of row {at}")
-        values = list(zip(*[batch.column(at).to_pylist() for at in self._key_places], strict=True))
+        writer = RowWriter(struct, arrow_schema(struct), "the test's input")
+        batch = writer.build(rows, lambda at: f"of row {at}")
+        values = list(zip(*[batch.column(name).to_pylist() for name in self.operator.key_columns], strict=True))
         keys = [self._encoded(value) for value in values]
         first = {key: at for at, key in reversed(list(enumerate(keys)))}
         order = sorted(range(len(keys)), key=lambda at: first[keys[at]])

@@ -341,6 +341,7 @@ class KeyedStream:
             timer_service=self._timer_service,
             event_time=self._event_time(uid) if mode == "event" else None,
             initial_schema=initial_state.schema if initial_state is not None else None,
+            time_zone=self._stream._job.spark.conf.get("spark.sql.session.timeZone") or "UTC",
         )
         operator.check()
         return self._stateful(operator, tuple(self._stream.schema.names), operator.output_struct, initial_state)

@@ -24,7 +24,7 @@ INPUT = parse_schema("k string, j long, t timestamp, x long")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def at(ms: int | None) -> datetime | None:
+def at(ms: float | None) -> datetime | None:
     return None if ms is None else EPOCH + timedelta(milliseconds=ms)
 
 
@@ -53,7 +53,8 @@ def test_what_passes_follows_a_plain_model(slot: Make, data: st.DataObject) -> N
             now += data.draw(st.integers(0, 30))
             step = data.draw(st.none() | st.integers(0, 30))
             later = watermark if step is None else (watermark or 0) + step
-            times = st.none() | st.integers(0, (later or 0) + 30)
+            last = (later or 0) + 30
+            times = st.none() | st.integers(0, last) | st.integers(0, 8 * last).map(lambda eighths: eighths / 8)
             drawn = data.draw(st.lists(st.tuples(keys, times), max_size=12))
             rows = []
             for key, time in drawn:
@@ -112,6 +113,17 @@ def test_a_repeated_batch_passes_the_same_rows(slot: Make) -> None:
     rows = [("a", 1, at(5), 1), ("a", 2, at(6), 2), ("b", 1, at(7), 3)]
     for commit in (False, False, True):
         assert mini.at(rows, watermark=20, commit=commit) == [rows[0], rows[2]]
+    assert mini.entries() == 0
+
+
+def test_a_row_less_than_a_millisecond_after_the_watermark_is_not_late(slot: Make) -> None:
+    mini = slot(DeduplicateOperator("d", ["k"], INPUT, 10, "t"))
+    mini.at([], watermark=5)
+    rows = [("a", 1, at(5), 1), ("b", 1, at(5.001), 2), ("b", 1, at(15.001), 3)]
+    assert mini.at(rows, watermark=15) == [rows[1]]
+    assert mini.operator.late_rows == 1
+    assert mini.at([("b", 1, at(15.001), 4)], watermark=15) == []  # 10 ms after the first one, and not more
+    assert mini.at([], watermark=16) == []
     assert mini.entries() == 0
 
 

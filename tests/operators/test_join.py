@@ -75,7 +75,7 @@ class Model:
         for side, rows in ((0, lefts), (1, rights)):
             for row in rows:
                 time = row["us"]
-                if self.lower is not None and late is not None and time is not None and time // 1000 <= late:
+                if self.lower is not None and late is not None and time is not None and time <= 1000 * late:
                     dropped += 1
                     continue
                 if None in (row["k"], row["n"]) or (self.lower is not None and time is None):
@@ -93,7 +93,7 @@ class Model:
                     self.waiting.append((side, row))
         for side, row in list(self.waiting):
             last = row["us"] + 1000 * (self.upper if side == 0 else -self.lower)  # type: ignore[operator]
-            if watermark is not None and last // 1000 <= watermark:
+            if watermark is not None and last <= 1000 * watermark:
                 made.append(output(row, None) if side == 0 else output(None, row))
                 self.waiting.remove((side, row))
         return made, dropped
@@ -248,6 +248,16 @@ def test_a_row_without_partner_comes_out_once_and_one_with_a_partner_never(slot:
     assert mini.at([], watermark=10_000) == []
     assert mini.entries() == 0
     assert mini.operator.next_timer_ms is None
+
+
+def test_a_row_less_than_a_millisecond_after_the_watermark_is_not_late(slot: Make) -> None:
+    mini = slot(joined("left", 0, 10))
+    operator: Any = mini.operator
+    left, late, right = row_of(1, "a", 5001), row_of(2, "a", 5000), row_of(3, "a", 15_001)
+    mini.at([], watermark=5)
+    assert mini.at(tagged(operator, [left, late], []), watermark=15) == []  # a partner may come, at 15.001
+    assert operator.late_rows == 1
+    assert mini.at(tagged(operator, [], [right]), watermark=15) == [output(left, right)]
 
 
 def test_many_keys_with_nested_columns(slot: Make) -> None:

@@ -190,6 +190,35 @@ def test_a_step_may_gain_and_lose_its_clock_between_two_runs(clicks: Clicks, run
     assert clicks.rows() == [("a", -1, -1), ("a", 1, 1), ("a", 2, 2), ("a", 3, 3)]
 
 
+class Countdown(sl.KeyedProcessor):
+    """A timer that sets the next one, a second later, for as many seconds as a row says."""
+
+    def open(self, context: sl.ProcessContext) -> None:
+        self.left = context.value_state("left", "n long")
+
+    def process(self, key: Any, rows: Iterator[Any], context: sl.ProcessContext) -> None:
+        for row in rows:
+            self.left.update(row.x)
+            context.register_timer(round(row.ts.timestamp() * 1000) + 1000)
+
+    def on_timer(self, key: Any, timestamp: int, context: sl.ProcessContext) -> Iterator[Any]:
+        left = self.left.get()
+        yield (*key, left)
+        if left > 1:
+            self.left.update(left - 1)
+            context.register_timer(timestamp + 1000)
+
+
+def test_all_that_rows_made_due_has_happened_also_timers_set_by_timers(clicks: Clicks, runs: list[sl.JobRun]) -> None:
+    job = clicks.job()
+    source = job.source(clicks.source(), event_time="ts", watermark_delay="0s")
+    source.key_by("user").process(Countdown(), "user string, n long", time_mode="event").sink(clicks.sink())
+    runs.append(job.start())
+    clicks.write([("a", 0, 3), ("b", 2, 1), ("z", 60, 1)])
+    runs[-1].process_all_available()
+    assert clicks.rows() == [("a", 1), ("a", 2), ("a", 3), ("b", 1)]
+
+
 def test_a_join_waits_for_partners_as_long_as_the_watermarks_of_both_sources_say(
     clicks: Clicks, runs: list[sl.JobRun]
 ) -> None:

@@ -66,6 +66,11 @@ def micros(column: Any) -> npt.NDArray[np.int64]:
     return values
 
 
+def whole_millis(times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The first whole milliseconds at or after some times: a watermark has passed a time once it is there."""
+    return -(-times_us // 1000)
+
+
 def is_valid(column: Any) -> npt.NDArray[np.bool_]:
     """Where a column is not null."""
     if not column.null_count:

@@ -12,7 +12,15 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import JobDefinitionError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
-from strandline.operators.columns import check_time_column, column_type, found, gathered, is_valid, micros
+from strandline.operators.columns import (
+    check_time_column,
+    column_type,
+    found,
+    gathered,
+    is_valid,
+    micros,
+    whole_millis,
+)
 from strandline.operators.expiry import NEVER, UNKNOWN, ExpiryIndex
 from strandline.operators.rows import arrow_schema
 from strandline.state.changes import ChangeSet
@@ -142,12 +150,12 @@ class DeduplicateOperator(Operator):
         if self.time_column is None:
             return None, np.full(part.num_rows, batch.processing_time_ms + self.ttl_ms)
         column = part.column(self.time_column)
-        times = micros(column) // 1000
+        times = micros(column)
         timely = is_valid(column)
         if batch.late_watermark_ms is not None:
-            timely &= times > batch.late_watermark_ms
+            timely &= times > 1000 * batch.late_watermark_ms
         self.late_rows += part.num_rows - int(timely.sum())
-        return timely, times + self.ttl_ms
+        return timely, whole_millis(times) + self.ttl_ms
 
     def _forget(self, keys: list[bytes], now: int, changes: ChangeSet) -> None:
         keys = sorted(set(keys))

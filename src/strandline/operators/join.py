@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
-from strandline.operators.columns import RowCodec, all_valid, gathered, is_valid, micros
+from strandline.operators.columns import RowCodec, all_valid, gathered, is_valid, micros, whole_millis
 from strandline.operators.expiry import NEVER, ExpiryIndex
 from strandline.operators.join_plan import LEFT, RIGHT, SIDE_COLUMN, JoinColumn, JoinPlan, JoinType
 from strandline.operators.join_state import MATCHED, SIDE, Heads, Matches, matching
@@ -134,7 +134,7 @@ class JoinOperator(Operator):
         usable &= timed
         if late_ms is None:
             return usable, ~usable
-        late = timed & (times // 1000 <= late_ms)
+        late = timed & (times <= 1000 * late_ms)
         self.late_rows += int(late.sum())
         return usable & ~late, ~usable & ~late
 
@@ -163,12 +163,12 @@ class JoinOperator(Operator):
 
     def row_due_ms(self, times: Numbers, flags: npt.NDArray[np.uint8]) -> Numbers:
         """From which watermark on each row can find no partner any more."""
-        due: Numbers = (times + np.where(flags & SIDE, -self.lower, self.upper)) // 1000
+        due: Numbers = whole_millis(times + np.where(flags & SIDE, -self.lower, self.upper))
         return due
 
     def bucket_due_ms(self, buckets: Numbers) -> Numbers:
         """From which watermark on no row of a bucket can find a partner."""
-        due: Numbers = ((buckets + 1) * self.bucket - 1 + max(self.upper, -self.lower)) // 1000
+        due: Numbers = whole_millis((buckets + 1) * self.bucket - 1 + max(self.upper, -self.lower))
         return due
 
     def waiting(self, flags: npt.NDArray[np.uint8]) -> Flags:

@@ -90,17 +90,19 @@ class Clock:
             return False
         return upcoming > (self.of(self._last).watermark_ms or 0)
 
+    def event_timer_due(self) -> bool:
+        """Whether something waits for an event time that the next batch's watermark has reached."""
+        event = self._timers.get("event")
+        upcoming = None if event is None else self._upcoming_watermark()
+        return event is not None and upcoming is not None and event <= upcoming
+
     def _due(self) -> bool:
         if self._unknown:
             return True
         processing = self._timers.get("processing")
         if processing is not None and processing <= time.time() * 1000:
             return True
-        event = self._timers.get("event")
-        if event is None:
-            return False
-        upcoming = self._upcoming_watermark()
-        return upcoming is not None and event <= upcoming
+        return self.event_timer_due()
 
     def _upcoming_watermark(self) -> int | None:
         """What the next batch's watermark will be, once Spark has noted that the last one is done."""

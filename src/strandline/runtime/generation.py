@@ -262,8 +262,9 @@ class Generation:
     def process_all_available(self) -> None:
         """All rows that are there now are processed, and a completed checkpoint covers them."""
         self._query.processAllAvailable()
-        while self._clock.watermark_moved():
-            self._clock.tick()  # what these rows made due is part of the answer
+        # What these rows made due is part of the answer, also timers that other timers set.
+        while self._clock.watermark_moved() or self._clock.event_timer_due():
+            self._clock.tick()
             self._query.processAllAvailable()
         self.checkpoints.cover()
 

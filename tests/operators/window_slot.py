@@ -33,7 +33,7 @@ class WindowSlot:
     def __init__(self, operator: WindowOperator, spill: Path, backend: StateBackend | None = None) -> None:
         self.operator = operator
         self.backend = backend or HeapBackend()
-        self.batch_id = 0
+        self.batch_id = 70_000_000_000  # of generation 70: as large as they are in the life of a job
         self.watermark: int | None = None
         self.late: list[tuple[Any, ...]] = []
         self._spill = spill

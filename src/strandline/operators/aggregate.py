@@ -24,7 +24,7 @@ from strandline.operators.aggregates import (
 )
 from strandline.operators.arrow_aggregate import ArrowAggregate
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
-from strandline.operators.grouping import Grouping, Partials, first_arrival, flat, gathered
+from strandline.operators.grouping import Grouping, Partials, flat, gathered
 from strandline.operators.rows import arrow_schema
 from strandline.state.changes import ChangeSet
 from strandline.state.descriptors import StateDescriptor
@@ -88,7 +88,8 @@ class AggregateOperator(Operator):
         grouping = self._grouping
         partials = Partials(grouping.merge)
         folded: list[pa.Table] = []
-        for table in gathered(rows, self._input, grouping.where, first_arrival(grouping.plan, batch.batch_id)):
+        numbered_in = batch.batch_id if grouping.plan.numbers_arrivals else None
+        for table in gathered(rows, self._input, grouping.where, numbered_in):
             full = partials.add(grouping.partial(table))
             if full is not None:
                 folded += (keys for keys, _ in grouping.fold(full, STATE_NAME, changes))

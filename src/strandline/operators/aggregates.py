@@ -40,7 +40,7 @@ from strandline.operators.accumulators import (
     SumLong,
 )
 from strandline.operators.arrow_aggregate import GROUP_ID, ArrowAggregate, UserAccumulator
-from strandline.operators.collecting import ARRIVAL_COLUMN, ListOfFixed, ListOfText, OneByArrival
+from strandline.operators.collecting import ARRIVAL_COLUMNS, ListOfFixed, ListOfText, OneByArrival
 from strandline.operators.hyperloglog import ApproxDistinct
 from strandline.operators.rows import arrow_schema
 from strandline.state.codec import ColumnCodec
@@ -144,8 +144,8 @@ class AggregatePlan:
         self.accumulators = list(self._known.values())
         self.stored = pa.schema([field for a in self.accumulators for field in a.fields])
         used = dict.fromkeys(column for a in self.accumulators for column in a.columns)
-        self.numbers_arrivals = used.pop(ARRIVAL_COLUMN, ...) is None
-        self.input_columns = tuple(used)
+        self.numbers_arrivals = not used.keys().isdisjoint(ARRIVAL_COLUMNS)
+        self.input_columns = tuple(column for column in used if column not in ARRIVAL_COLUMNS)
 
     def _add(self, name: str, aggregate: Aggregate) -> None:
         column, function = aggregate.column, aggregate.function

@@ -11,48 +11,55 @@ import pyarrow as pa
 from strandline.operators.accumulators import GroupAccumulator, Groups
 from strandline.operators.binary_columns import binary_content, binary_spans
 
-ARRIVAL_COLUMN: Final = "__sl_arrival"
-"""Numbers the rows in the order of their arrival, over all batches."""
+ARRIVAL_COLUMNS: Final = ("__sl_arrival_batch", "__sl_arrival_row")
+"""Number the rows in the order of their arrival: by the batch, and by their place in it."""
 _NEVER: Final = {False: np.iinfo(np.int64).max, True: np.iinfo(np.int64).min}
 
 
 class OneByArrival(GroupAccumulator):
     """The value of the row that arrived first, or last.
 
-    Its arrival number is stored with it: what is merged later need not have arrived later, as with the panes of a
+    When it arrived is stored with it: what is merged later need not have arrived later, as with the panes of a
     sliding window.
     """
 
     def __init__(self, name: str, column: str, kind: pa.DataType, last: bool, ignore_nulls: bool) -> None:
-        fields = [pa.field(name, kind), pa.field(f"{name}:arrival", pa.int64())]
-        super().__init__(name, (column, ARRIVAL_COLUMN), fields)
+        arrival = [pa.field(f"{name}:{part}", pa.int64()) for part in ("batch", "row")]
+        super().__init__(name, (column, *ARRIVAL_COLUMNS), [pa.field(name, kind), *arrival])
         self._last = last
         self._ignore_nulls = ignore_nulls
 
     def partial(self, inputs: list[Any], groups: Groups) -> list[Any]:
         """The value of the earliest or latest row, of those with a value if nulls are ignored."""
-        column, arrival = inputs
-        numbers = arrival.to_numpy(zero_copy_only=False)
+        column = inputs[0]
+        batches, rows = (part.to_numpy(zero_copy_only=False) for part in inputs[1:])
         if self._ignore_nulls and column.null_count:
             missing = column.is_null().to_numpy(zero_copy_only=False)
-            numbers = np.where(missing, _NEVER[self._last], numbers)
-        return self._picked(column, numbers, groups)
+            batches = np.where(missing, _NEVER[self._last], batches)
+        return self._picked(column, batches, rows, groups)
 
     def merge(self, states: list[Any], groups: Groups) -> list[Any]:
         """The earliest or latest of several."""
-        return self._picked(states[0], states[1].fill_null(0).to_numpy(zero_copy_only=False), groups)
+        batches, rows = (part.fill_null(0).to_numpy(zero_copy_only=False) for part in states[1:])
+        return self._picked(states[0], batches, rows, groups)
 
     def shown(self, states: list[Any]) -> Any:
         """The values."""
         return states[0]
 
-    def _picked(self, column: Any, numbers: npt.NDArray[np.int64], groups: Groups) -> list[Any]:
-        ordered = numbers[groups.order]
-        extreme = (np.maximum if self._last else np.minimum).reduceat(ordered, groups.edges[:-1])
-        hits = np.flatnonzero(ordered == np.repeat(extreme, groups.counts))
+    def _picked(
+        self, column: Any, batches: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], groups: Groups
+    ) -> list[Any]:
+        extreme = np.maximum if self._last else np.minimum
+        in_order = batches[groups.order]
+        batch = extreme.reduceat(in_order, groups.edges[:-1])
+        of_batch = in_order == np.repeat(batch, groups.counts)
+        in_order = np.where(of_batch, rows[groups.order], _NEVER[self._last])
+        row = extreme.reduceat(in_order, groups.edges[:-1])
+        hits = np.flatnonzero(of_batch & (in_order == np.repeat(row, groups.counts)))
         ids = groups.ids[hits]
         hits = hits[np.concatenate(([True], ids[1:] != ids[:-1]))]
-        return [column.take(pa.array(groups.order[hits])), pa.array(extreme)]
+        return [column.take(pa.array(groups.order[hits])), pa.array(batch), pa.array(row)]
 
 
 class ListOfFixed(GroupAccumulator):

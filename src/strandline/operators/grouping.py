@@ -23,7 +23,7 @@ from strandline.operators.accumulators import (
 )
 from strandline.operators.aggregates import AggregatePlan, is_nested
 from strandline.operators.base import KEY_GROUP_COLUMN
-from strandline.operators.collecting import ARRIVAL_COLUMN
+from strandline.operators.collecting import ARRIVAL_COLUMNS
 from strandline.operators.rows import arrow_schema, column_reader, fitted
 from strandline.state.changes import ChangeSet
 from strandline.state.codec import ColumnCodec
@@ -306,18 +306,23 @@ class Grouping:
 
 
 def gathered(
-    rows: Iterator[pa.RecordBatch], schema: pa.Schema, where: str, arrivals_from: int | None
+    rows: Iterator[pa.RecordBatch], schema: pa.Schema, where: str, numbered_in: int | None
 ) -> Iterator[pa.Table]:
-    """Record batches put together to larger tables of the columns of `schema`, numbered as they arrive if asked."""
+    """Record batches put together to larger tables of the columns of `schema`.
+
+    Rows are numbered as they arrive in the batch `numbered_in`; None where no aggregate needs that.
+    """
     held: list[pa.RecordBatch] = []
-    count = size = 0
+    count = size = row = 0
 
     def made() -> pa.Table:
-        nonlocal arrivals_from
+        nonlocal row
         table = pa.Table.from_batches(held).combine_chunks()
-        if arrivals_from is not None:
-            table = table.append_column(ARRIVAL_COLUMN, pa.array(np.arange(arrivals_from, arrivals_from + len(table))))
-            arrivals_from += len(table)
+        if numbered_in is not None:
+            numbers = np.full(len(table), numbered_in), np.arange(row, row + len(table))
+            for name, column in zip(ARRIVAL_COLUMNS, numbers, strict=True):
+                table = table.append_column(name, pa.array(column))
+            row += len(table)
         return table
 
     for incoming in rows:
@@ -332,11 +337,6 @@ def gathered(
             held, count, size = [], 0, 0
     if held:
         yield made()
-
-
-def first_arrival(plan: AggregatePlan, batch_id: int) -> int | None:
-    """The number of a batch's first row, above all numbers of earlier batches; None where no aggregate needs one."""
-    return batch_id << 32 if plan.numbers_arrivals else None
 
 
 def present(values: Sequence[bytes | None]) -> npt.NDArray[np.bool_]:

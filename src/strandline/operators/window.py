@@ -13,7 +13,7 @@ from pyspark.sql.types import StructField, StructType, TimestampNTZType, Timesta
 from strandline.errors import JobDefinitionError
 from strandline.operators.aggregates import Aggregate, AggregatePlan
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, Output, SideRows, SubtaskInfo
-from strandline.operators.grouping import first_arrival, flat, gathered
+from strandline.operators.grouping import flat, gathered
 from strandline.operators.panes import PaneWindows
 from strandline.operators.rows import arrow_schema
 from strandline.operators.sessions import SessionWindows
@@ -109,8 +109,8 @@ class WindowOperator(Operator):
         """Add the batch's rows to their windows, then emit what is due or changed."""
         self.late_rows = 0
         windows = self._state.begin(changes, batch)
-        arrivals = first_arrival(self._plan, batch.batch_id)
-        for table in gathered(rows, self._input, self._where, arrivals):
+        numbered_in = batch.batch_id if self._plan.numbers_arrivals else None
+        for table in gathered(rows, self._input, self._where, numbered_in):
             timely, late = self._split(table, batch.late_watermark_ms)
             if late is not None and self.side_outputs:
                 yield SideRows(self.late, late)

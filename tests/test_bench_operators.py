@@ -56,6 +56,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [first, decoder.raw_decode(done.stdout[end:].lstrip())[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_operators_and_their_counterparts_are_measured_and_verified(printed: list[dict[str, Any]]) -> None:
     result = printed[0]
@@ -80,6 +81,7 @@ def test_operators_and_their_counterparts_are_measured_and_verified(printed: lis
     assert "* not the same input" in page.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_growth_reports_speed_checkpoints_and_memory_for_every_number_of_keys(printed: list[dict[str, Any]]) -> None:
     result = printed[1]

@@ -21,6 +21,8 @@ from pyspark.sql import SparkSession
 from strandline.testing import ProcessorHarness
 from tests.runtime.conftest import spark  # noqa: F401  # a fixture
 
+pytestmark = pytest.mark.spark
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 Rows = list[tuple[Any, ...]]
 

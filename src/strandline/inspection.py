@@ -203,6 +203,8 @@ class JobFolder:
                             "path": file.handle.path if file.handle else None,
                             "size": file.handle.size if file.handle else len(file.inline or b""),
                             "checksum": file.handle.checksum if file.handle else None,
+                            "offset": file.handle.offset if file.handle else 0,
+                            "whole": file.handle.whole if file.handle else 0,
                         }
                         for file in state.files
                     ],

@@ -17,6 +17,8 @@ import strandline as sl
 from strandline.errors import JobDefinitionError, StrandlineError
 from tests.runtime.conftest import Sum, wait_until
 
+pytestmark = pytest.mark.spark
+
 START = datetime(2026, 1, 1, tzinfo=UTC)
 Click = tuple[str, float, int]
 
@@ -134,7 +136,7 @@ class Idle(sl.KeyedProcessor):
         yield (*key, timestamp <= context.processing_time)
 
 
-@pytest.mark.parametrize("service", ["heap", "rocksdb"])
+@pytest.mark.parametrize("service", [pytest.param("heap", marks=pytest.mark.slow), "rocksdb"])
 def test_an_idle_job_fires_its_timers_also_after_a_restart(clicks: Clicks, runs: list[sl.JobRun], service: str) -> None:
     def start() -> sl.JobRun:
         job = clicks.job(timer_service=service)

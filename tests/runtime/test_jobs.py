@@ -172,8 +172,10 @@ def test_list_and_map_state(place: Place, runs: list[sl.JobRun]) -> None:
     assert sorted(max((row[1] for row in place.rows()), key=len).split(",")) == ["1", "1", "2"]
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
-@pytest.mark.parametrize("incremental", [True, False])
+@pytest.mark.parametrize(
+    ("backend", "incremental"),
+    [("heap", False), ("rocksdb", True), pytest.param("rocksdb", False, marks=pytest.mark.slow)],
+)
 def test_aggregates_equal_a_batch_computation(place: Place, backend: str, incremental: bool) -> None:
     rows: list[list[tuple[str | None, int]]] = [
         [(f"u{i % 13}", i * 7 % 101 - 50) for i in range(k, k + 200)] for k in (0, 100, 500)

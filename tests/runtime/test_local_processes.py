@@ -28,6 +28,7 @@ from strandline.runtime.launcher import ensure_task_manager
 from strandline.runtime.local_files import run_folder, socket_folder
 from strandline.runtime.messages import (
     BackendSettings,
+    BatchTime,
     ExchangeHeader,
     OperatorSpec,
     RunInfo,
@@ -180,7 +181,7 @@ def send(slot: Client, index: int, batch: int, rows: Rows, round_: int = 0) -> l
     arrow = pa.RecordBatch.from_arrays(
         [pa.array(list(column), field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
     )
-    header = ExchangeHeader(1, batch, round_, UID, index, 77)
+    header = ExchangeHeader(1, batch, round_, UID, index, 77, NOON)
     try:
         writer, reader = slot.exchange(msgspec.msgpack.encode(header))
         with writer:
@@ -199,6 +200,7 @@ def checkpoint(driver: Driver, number: int) -> list[SubtaskState]:
     return [ack.state for ack in driver.acks[number].values()]
 
 
+NOON = BatchTime(12 * 3600 * 1000)
 B0, B1, B2 = (batch_id(1, number) for number in range(3))
 
 
@@ -209,12 +211,12 @@ def test_a_slot_that_was_killed_comes_back_with_everything_that_was_committed(dr
     # A batch: each subtask prepares, whoever asks again gets the same rows, and commit makes it state.
     assert send(slots[0], 0, B0, [("a", 1), ("b", 2), ("a", 3)]) == [("a", 2, 4), ("b", 1, 2)]
     assert send(slots[0], 0, B0, [("other", 9)]) == [("a", 2, 4), ("b", 1, 2)]
-    assert driver.fan("prepare_empty", {"batch": B0, "round": 0}) == {0: None, 1: None}
+    assert driver.fan("prepare_empty", {"batch": B0, "round": 0, "time": NOON}) == {0: None, 1: None}
     assert {index: status["prepared"] for index, status in driver.fan("status").items()} == {
         0: {UID: [B0, 0]},
         1: {UID: [B0, 0]},
     }
-    assert driver.fan("commit", {"batch": B0}) == {0: None, 1: None}
+    assert driver.fan("commit", {"batch": B0}) == {0: {}, 1: {}}
     with pytest.raises(StaleAttemptError, match="is over"):
         send(slots[0], 0, B0, [("a", 1)])
 
@@ -223,7 +225,7 @@ def test_a_slot_that_was_killed_comes_back_with_everything_that_was_committed(dr
     assert driver.declined == []
     assert send(slots[0], 0, B1, [("a", 10)]) == [("a", 3, 14)]
     assert send(slots[1], 1, B1, [("z", 5)]) == [("z", 1, 5)]
-    assert driver.fan("commit", {"batch": B1}) == {0: None, 1: None}
+    assert driver.fan("commit", {"batch": B1}) == {0: {}, 1: {}}
 
     # A third one is prepared only: it dies with the slot.
     send(slots[0], 0, B2, [("a", 1000)])
@@ -245,7 +247,7 @@ def test_a_slot_that_was_killed_comes_back_with_everything_that_was_committed(dr
     assert send(slots[0], 0, B2, [("a", 1), ("b", 0)], round_=1) == [("a", 4, 15), ("b", 2, 2)]
 
     # The next checkpoint names what is durable already, and uploads only the rest.
-    driver.fan("prepare_empty", {"batch": B2, "round": 1})
+    driver.fan("prepare_empty", {"batch": B2, "round": 1, "time": NOON})
     driver.fan("commit", {"batch": B2})
     durable = {file.handle.path for state in restore for file in state.files if file.shared and file.handle}
     states = checkpoint(driver, 2)
@@ -273,7 +275,7 @@ def test_slots_end_with_their_task_manager_and_the_next_one_finds_their_files(dr
     assert ensure_task_manager(driver.run) == driver.identity
     slots = driver.start(driver.spec(0), driver.spec(1))
     send(slots[0], 0, B0, [("a", 1)])
-    driver.fan("prepare_empty", {"batch": B0, "round": 0})
+    driver.fan("prepare_empty", {"batch": B0, "round": 0, "time": NOON})
     driver.fan("commit", {"batch": B0})
     pids = driver.slot_pids()
     first = driver.identity
@@ -312,7 +314,7 @@ def test_an_upload_whose_local_files_cannot_be_read_is_declined(driver: Driver) 
         (report,) = msgspec.convert(slot.client.call("report", {"checkpoint": 1}), list[SnapshotReport])
         (manifest,) = [Path(path) for name, path, *_ in report.files if name.startswith("MANIFEST")]
         manifest.unlink()
-        manager._upload(slot, 1, time.time())
+        manager._upload([slot], 1, time.time())
         assert [(body["checkpoint"], body["lost"]) for body in driver.declined] == [(1, False)]
         assert manifest.name in driver.declined[0]["reason"]
     finally:

@@ -32,7 +32,7 @@ from tests.runtime.conftest import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
 
-EXAMPLES = int(os.environ.get("STRANDLINE_SQL_EXAMPLES", "3"))
+EXAMPLES = int(os.environ.get("STRANDLINE_SQL_EXAMPLES", "1"))
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DELAY = 10.0
 """The watermark's delay in seconds; rows are out of order by less, if only by a microsecond."""

@@ -36,6 +36,7 @@ from strandline.runtime.generation import pickle_operator
 from strandline.runtime.local_files import OperatorFolder, slot_folder
 from strandline.runtime.messages import (
     BackendSettings,
+    BatchTime,
     ExchangeHeader,
     OperatorSpec,
     RunInfo,
@@ -228,7 +229,7 @@ class SlotMachine(RuleBasedStateMachine):
 
     def header(self, uid: str, **other: int) -> ExchangeHeader:
         fields = {"generation": self.generation, "batch": self.batch, "round": self.round, "subtask": 0, "attempt": 7}
-        return ExchangeHeader(operator=uid, **{**fields, **other})
+        return ExchangeHeader(operator=uid, time=BatchTime(0), **{**fields, **other})
 
     def exchange(self, header: ExchangeHeader, chunks: Iterator[Chunk]) -> Answer:
         answer = Answer()
@@ -310,7 +311,7 @@ class SlotMachine(RuleBasedStateMachine):
     @rule(twice=st.booleans())
     def commit(self, twice: bool) -> None:
         """Steps that Spark did not call had no rows."""
-        self.slot.prepare_empty({"batch": self.batch, "round": self.round})
+        self.slot.prepare_empty({"batch": self.batch, "round": self.round, "time": {"processing_ms": 0}})
         for _ in range(1 + twice):
             self.slot.commit({"batch": self.batch})
         self.decide()

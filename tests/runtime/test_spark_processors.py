@@ -14,6 +14,8 @@ import strandline as sl
 from strandline.errors import JobDefinitionError
 from tests.runtime.conftest import Place, running_sums, wait_until
 
+pytestmark = pytest.mark.spark
+
 ROWS = [[(f"user{n % 5}", n * 10 + batch) for n in range(8)] for batch in range(3)]
 OUTPUT = "user string, n long, s long"
 

@@ -27,7 +27,7 @@ test: setup ## every check: lint, format, types, tests
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy --strict src
-	$(BIN)/pytest -q -n 3 $(ARGS)
+	$(BIN)/pytest -q -n 2 $(ARGS)
 
 lint: setup ## ruff's rules
 	$(BIN)/ruff check $(CODE)

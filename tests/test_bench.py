@@ -19,6 +19,7 @@ from strandline.errors import StrandlineError
 COMMAND = [sys.executable, "-c", "from strandline.bench.cli import app; app()", "value-state"]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_small_run_reports_throughput_checkpoints_increments_and_recovery(tmp_path: Path) -> None:
     # In a process of its own: the benchmark starts and stops its own Spark.

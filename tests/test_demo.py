@@ -93,8 +93,9 @@ def test_the_demo_kills_a_slot_and_its_output_equals_the_batch_computation(tmp_p
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_demo_that_is_interrupted_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     demo = subprocess.Popen(
         DEMO, env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

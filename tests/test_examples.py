@@ -102,6 +102,7 @@ def test_the_fraud_rule_forgets_a_charge_after_a_minute(data: Any) -> None:
         assert (harness.state("recent", "a"), harness.timers("a")) == ({}, [])
 
 
+@pytest.mark.slow
 def test_totals_change_with_every_file_and_end_in_the_database(data: Any, output: Callable[[str], Path]) -> None:
     orders = data.orders()
     folder = output("totals")
@@ -120,6 +121,7 @@ def test_totals_change_with_every_file_and_end_in_the_database(data: Any, output
         assert sorted(connection.execute("SELECT * FROM totals")) == sorted(last.values())
 
 
+@pytest.mark.slow
 def test_the_top_products_of_every_window_that_is_over(data: Any, output: Callable[[str], Path]) -> None:
     views = data.views()
     minute = timedelta(minutes=1)
@@ -149,6 +151,7 @@ def test_orders_come_with_their_payments_or_without_after_an_hour(data: Any, out
     assert rows_in(output("payments")) == sorted(paid + unpaid, key=repr)
 
 
+@pytest.mark.slow
 def test_repeated_readings_come_out_once(data: Any, output: Callable[[str], Path]) -> None:
     sent = [tuple(reading.values()) for reading in data.readings()]
     assert len(set(sent)) < len(sent)

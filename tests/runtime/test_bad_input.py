@@ -303,6 +303,7 @@ def test_damage_that_can_be_seen_is_named_before_the_takeover_and_mended_by_a_co
     assert place.rows() == running_sums([FIRST, SECOND])
 
 
+@pytest.mark.slow
 def test_an_sst_with_a_flipped_byte_is_found_by_its_checksum(place: Place) -> None:
     run_once(place, FIRST)
     path = sst_file(place)
@@ -408,6 +409,7 @@ UNFIT: list[tuple[sl.KeyedProcessor, type[StrandlineError], list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_a_processor_that_cannot_take_up_the_state_fails_the_start(place: Place) -> None:
     run_once(place, FIRST)
     place.write(SECOND)
@@ -484,6 +486,7 @@ def test_a_full_local_disk_stops_the_run_and_a_larger_one_lets_it_go_on(
     assert place.rows() == running_sums([FIRST, large])
 
 
+@pytest.mark.slow
 def test_a_local_disk_that_is_full_at_the_start_is_named(place: Place, small_disk: SmallDisk) -> None:
     run_once(place, FIRST)
     small_disk.fill()
@@ -516,6 +519,7 @@ def test_a_full_checkpoint_disk_stops_the_run_and_a_larger_one_lets_it_go_on(
     assert place.rows() == running_sums([FIRST, large])
 
 
+@pytest.mark.slow
 def test_a_full_sink_disk_stops_the_run_and_a_larger_one_lets_it_go_on(
     place: Place, runs: list[sl.JobRun], small_disk: SmallDisk
 ) -> None:

@@ -54,7 +54,7 @@ UPLOADED, PUBLISHED = "before create .*/_metadata$", "after rename "
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "moments", [(WRITTEN, WON, DELETED), pytest.param((UPLOADED, PUBLISHED), marks=pytest.mark.slow)]
+    "moments", [(WON, DELETED), pytest.param((UPLOADED, WRITTEN, PUBLISHED), marks=pytest.mark.slow)]
 )
 def test_a_kill_between_any_two_steps_of_a_completion_leaves_a_correct_state(
     place: Place, moments: tuple[str, ...]

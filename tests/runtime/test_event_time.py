@@ -176,6 +176,7 @@ class MaybeIdle(Sum):
         yield (*key, -1, -1)
 
 
+@pytest.mark.slow
 def test_a_step_may_gain_and_lose_its_clock_between_two_runs(clicks: Clicks, runs: list[sl.JobRun]) -> None:
     for number, timed in enumerate((False, True, False)):
         job = clicks.job()

@@ -216,7 +216,7 @@ def _takes_one(rows: DataFrame, batch_id: int) -> None:
     assert not rows.isEmpty()
 
 
-@pytest.mark.parametrize("function", [_writes_nothing, _takes_one])
+@pytest.mark.parametrize("function", [_writes_nothing, pytest.param(_takes_one, marks=pytest.mark.slow)])
 def test_a_function_that_reads_little_or_nothing_does_not_hold_state_back(
     place: Place, runs: list[sl.JobRun], function: Any
 ) -> None:

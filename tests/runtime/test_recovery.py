@@ -159,6 +159,7 @@ def test_a_second_start_takes_over_and_the_first_stops_with_an_error_that_says_w
     assert place.rows() == running_sums(data)
 
 
+@pytest.mark.slow
 def test_an_idle_first_run_learns_that_it_was_taken_over(place: Place, runs: list[sl.JobRun]) -> None:
     place.write(batches(1)[0])
     first = place.sums().start()

@@ -134,5 +134,6 @@ def in_strandline() -> dict[int, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_both_engines_yield_the_same(spark: SparkSession, tmp_path: Path) -> None:
     assert in_strandline() == in_spark(spark, tmp_path)

@@ -179,6 +179,7 @@ def other_uid(place: Place, *uids: str) -> sl.Job:
     return job
 
 
+@pytest.mark.slow
 def test_a_job_of_another_shape_does_not_start_and_does_not_disturb_the_run(
     place: Place, runs: list[sl.JobRun]
 ) -> None:

@@ -64,7 +64,12 @@ def kill_now_and_then(run: sl.JobRun, victims: Callable[[sl.JobRun], list[int]],
 
 @pytest.mark.parametrize(
     ("victims", "seed"),
-    [pytest.param(slot_pids, 1, marks=pytest.mark.slow), (slot_pids, 2), (manager_pids, 3), (python_workers, 4)],
+    [
+        pytest.param(slot_pids, 1, marks=pytest.mark.slow),
+        (slot_pids, 2),
+        (manager_pids, 3),
+        pytest.param(python_workers, 4, marks=pytest.mark.slow),
+    ],
     ids=lambda v: getattr(v, "__name__", v),
 )
 def test_killed_processes_are_replaced_without_restarting_the_query(

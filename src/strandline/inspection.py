@@ -124,9 +124,7 @@ class JobFolder:
         while True:
             log = store.load()
             latest = log.latest.checkpoint_id if log.latest and log.latest.ours else None
-            owners = dict.fromkeys(log.retained, "job") | {
-                number: "user" for number in log.released if self.storage.exists(self.paths.metadata(number))
-            }
+            owners = dict.fromkeys(log.retained, "job") | dict.fromkeys(store.released(), "user")
             facts = [self._facts(number, number == latest, owner) for number, owner in sorted(owners.items())]
             # A running job may have dropped one of them meanwhile: then the log has gone on, too.
             if not any(fact.problem for fact in facts) or store.load().position == log.position:

@@ -17,7 +17,7 @@ from strandline.errors import ConfigError, JobDefinitionError
 from strandline.job_run import JobRun
 from strandline.operators.aggregate import Aggregate, AggregateOperator
 from strandline.operators.arrow_process import ArrowProcessOperator, ArrowProcessor
-from strandline.operators.base import Operator, TimeMode
+from strandline.operators.base import TIME_MODES, Operator, TimeMode
 from strandline.operators.deduplicate import DeduplicateOperator
 from strandline.operators.join import JoinOperator
 from strandline.operators.join_plan import LEFT, RIGHT, SIDE_COLUMN, JoinType
@@ -457,9 +457,7 @@ class KeyedStream:
                 TransformNode(right._node, _side(operator, RIGHT)),
             )
         )
-        node = StatefulNode(sides, operator, tuple(operator.input_struct.names), operator.output_struct)
-        left._job._graph.operators.append(operator)
-        return Stream(left._job, node)
+        return self._stateful(operator, tuple(operator.input_struct.names), operator.output_struct, parent=sides)
 
     # --- inside ------------------------------------------------------------------------------------
 
@@ -490,9 +488,10 @@ class KeyedStream:
         columns: tuple[str, ...],
         output: StructType,
         initial: DataFrame | None = None,
+        parent: Node | None = None,
     ) -> Stream:
         job = self._stream._job
-        node = StatefulNode(self._stream._node, operator, columns, output, initial)
+        node = StatefulNode(parent or self._stream._node, operator, columns, output, initial)
         job._graph.operators.append(operator)
         return Stream(job, OutputNode(node, None) if operator.side_outputs else node)
 
@@ -540,14 +539,7 @@ class WindowedStream:
 
 
 def _time_mode(uid: str, given: str) -> TimeMode:
-    modes: dict[str, TimeMode] = {
-        "none": "none",
-        "processing": "processing",
-        "processingtime": "processing",
-        "event": "event",
-        "eventtime": "event",
-    }
-    found = modes.get(str(given).lower())
+    found = TIME_MODES.get(str(given).lower())
     if found is None:
         raise JobDefinitionError(f"operator {uid!r}: time_mode={given!r}; it must be none, processing or event")
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -41,6 +40,7 @@ from strandline.operators.accumulators import (
 )
 from strandline.operators.arrow_aggregate import GROUP_ID, ArrowAggregate, UserAccumulator
 from strandline.operators.collecting import ARRIVAL_COLUMNS, ListOfFixed, ListOfText, OneByArrival
+from strandline.operators.columns import column_type
 from strandline.operators.hyperloglog import ApproxDistinct
 from strandline.operators.rows import arrow_schema
 from strandline.state.codec import ColumnCodec
@@ -251,12 +251,7 @@ class AggregatePlan:
         self.shown.append(show)
 
     def _type_of(self, column: str) -> DataType:
-        names = self._schema.fieldNames()
-        if column in names:
-            return self._schema[column].dataType
-        near = difflib.get_close_matches(column, names, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-        raise JobDefinitionError(f"{self._where}: no column {column!r}; {hint}")
+        return column_type(self._schema, column, self._where)
 
     def _wrong(self, function: str, column: str, kind: DataType, wanted: str) -> JobDefinitionError:
         return JobDefinitionError(

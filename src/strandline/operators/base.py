@@ -56,6 +56,14 @@ class SideRows:
 
 Output: TypeAlias = pa.RecordBatch | SideRows
 TimeMode = Literal["none", "processing", "event"]
+TIME_MODES: Mapping[str, TimeMode] = {
+    "none": "none",
+    "processing": "processing",
+    "processingtime": "processing",
+    "event": "event",
+    "eventtime": "event",
+}
+"""How users write a time mode, in small letters: our names and Spark's."""
 
 
 class Operator(ABC):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import repeat
 from operator import is_not
@@ -19,10 +19,12 @@ from strandline.errors import JobDefinitionError, SchemaError
 from strandline.operators.rows import arrow_schema, column_reader, fitted
 from strandline.state.codec import ColumnCodec, ValueCodec
 
-_GATHER_BYTES: Final = 64 << 20
+GATHER_BYTES: Final = 64 << 20
 
 
-def gathered(rows: Iterator[pa.RecordBatch], schema: pa.Schema, limit: int, where: str) -> Iterator[pa.RecordBatch]:
+def gathered(
+    rows: Iterator[pa.RecordBatch], schema: pa.Schema, limit: int, where: str, bytes_limit: int = GATHER_BYTES
+) -> Iterator[pa.RecordBatch]:
     """The columns of `schema` in record batches of about `limit` rows: small ones are not worth the work on each."""
     held: list[pa.RecordBatch] = []
     count = size = 0
@@ -33,21 +35,21 @@ def gathered(rows: Iterator[pa.RecordBatch], schema: pa.Schema, limit: int, wher
         held.append(part)
         count += part.num_rows
         size += part.nbytes
-        if count >= limit or size >= _GATHER_BYTES:
+        if count >= limit or size >= bytes_limit:
             yield pa.concat_batches(held)
             held, count, size = [], 0, 0
     if held:
         yield pa.concat_batches(held)
 
 
-def column_type(schema: StructType, column: str, where: str) -> DataType:
+def column_type(schema: StructType, column: str, where: str, what: str = "column") -> DataType:
     """The type of a column; raises `JobDefinitionError` that names the nearest one where there is none."""
     names = schema.fieldNames()
     if column in names:
         return schema[column].dataType
     near = difflib.get_close_matches(column, names, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-    raise JobDefinitionError(f"{where}: no column {column!r}; {hint}")
+    raise JobDefinitionError(f"{where}: no {what} {column!r}; {hint}")
 
 
 def check_time_column(schema: StructType, column: str, where: str) -> None:
@@ -79,12 +81,17 @@ def is_valid(column: Any) -> npt.NDArray[np.bool_]:
     return valid
 
 
+def present(values: Sequence[bytes | None]) -> npt.NDArray[np.bool_]:
+    """Which stored values there are."""
+    return np.fromiter(map(is_not, values, repeat(None)), np.bool_, len(values))
+
+
 def found(values: list[bytes | None]) -> npt.NDArray[np.int64]:
     """Where stored values are there."""
     missing = values.count(None)
     if missing in (0, len(values)):
         return np.arange(len(values) - missing)
-    return np.flatnonzero(np.fromiter(map(is_not, values, repeat(None)), np.bool_, len(values)))
+    return np.flatnonzero(present(values))
 
 
 def conform(rows: Any, struct: StructType, schema: pa.Schema, where: str) -> pa.Table:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import repeat
-from operator import is_not
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -24,7 +22,9 @@ from strandline.operators.accumulators import (
 from strandline.operators.aggregates import AggregatePlan, is_nested
 from strandline.operators.base import KEY_GROUP_COLUMN
 from strandline.operators.collecting import ARRIVAL_COLUMNS
-from strandline.operators.rows import arrow_schema, column_reader, fitted
+from strandline.operators.columns import gathered as gathered_batches
+from strandline.operators.columns import present
+from strandline.operators.rows import arrow_schema, column_reader
 from strandline.state.changes import ChangeSet
 from strandline.state.codec import ColumnCodec
 from strandline.state.keys import EncodedKeys, KeyEncoder, canonical_column
@@ -312,36 +312,15 @@ def gathered(
 
     Rows are numbered as they arrive in the batch `numbered_in`; None where no aggregate needs that.
     """
-    held: list[pa.RecordBatch] = []
-    count = size = row = 0
-
-    def made() -> pa.Table:
-        nonlocal row
-        table = pa.Table.from_batches(held).combine_chunks()
+    row = 0
+    for part in gathered_batches(rows, schema, GATHER_ROWS, where, GATHER_BYTES):
+        table = pa.Table.from_batches([part])
         if numbered_in is not None:
             numbers = np.full(len(table), numbered_in), np.arange(row, row + len(table))
             for name, column in zip(ARRIVAL_COLUMNS, numbers, strict=True):
                 table = table.append_column(name, pa.array(column))
             row += len(table)
-        return table
-
-    for incoming in rows:
-        part = fitted(incoming, schema, where)
-        if part.num_rows == 0:
-            continue
-        held.append(part)
-        count += part.num_rows
-        size += part.nbytes
-        if count >= GATHER_ROWS or size >= GATHER_BYTES:
-            yield made()
-            held, count, size = [], 0, 0
-    if held:
-        yield made()
-
-
-def present(values: Sequence[bytes | None]) -> npt.NDArray[np.bool_]:
-    """Which values there are."""
-    return np.fromiter(map(is_not, values, repeat(None)), np.bool_, len(values))
+        yield table
 
 
 def flat(column: Any) -> Any:

@@ -23,7 +23,8 @@ from pyspark.sql.types import NullType, StructField, StructType
 from strandline.errors import StrandlineError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo
 from strandline.operators.binary_columns import binary_content, binary_from
-from strandline.operators.grouping import SLICE_ROWS, Grouping, Partials, Slices, flat, present
+from strandline.operators.columns import present
+from strandline.operators.grouping import SLICE_ROWS, Grouping, Partials, Slices, flat
 from strandline.operators.key_columns import KeyDecoder
 from strandline.operators.rows import arrow_schema
 from strandline.operators.session_entries import SessionCodec, Sessions, fixed_bytes, join_bytes, touching

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, ClassVar, Final, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -13,7 +13,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulP
 from pyspark.sql.types import StructType
 
 from strandline.errors import JobDefinitionError, StrandlineError, UserCodeError
-from strandline.operators.base import BatchInfo, Output, SubtaskInfo, TimeMode
+from strandline.operators.base import TIME_MODES, BatchInfo, Output, SubtaskInfo, TimeMode
 from strandline.operators.key_chunks import Key, KeyChunkReader, KeyChunks
 from strandline.operators.process import (
     KeyedProcessor,
@@ -33,14 +33,6 @@ from strandline.state.keys import state_prefix
 from strandline.state.timers import Timers, TimerService
 
 SparkRows = Literal["row", "pandas"]
-
-_TIME_MODES: Final[dict[str, TimeMode]] = {
-    "none": "none",
-    "processing": "processing",
-    "processingtime": "processing",
-    "event": "event",
-    "eventtime": "event",
-}
 
 
 class SparkProcessorOperator(ProcessOperator):
@@ -69,7 +61,7 @@ class SparkProcessorOperator(ProcessOperator):
         initial_schema: StructType | None = None,
         time_zone: str = "UTC",
     ) -> None:
-        mode = _TIME_MODES.get(str(time_mode).lower())
+        mode = TIME_MODES.get(str(time_mode).lower())
         if mode is None:
             raise JobDefinitionError(
                 f"operator {uid!r}: time_mode={time_mode!r} is not valid; use 'none', 'processing' or 'event'"

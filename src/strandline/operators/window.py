@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from pyspark.sql.types import StructField, StructType, TimestampNTZType, Timesta
 from strandline.errors import JobDefinitionError
 from strandline.operators.aggregates import Aggregate, AggregatePlan
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, Output, SideRows, SubtaskInfo
+from strandline.operators.columns import column_type
 from strandline.operators.grouping import flat, gathered
 from strandline.operators.panes import PaneWindows
 from strandline.operators.rows import arrow_schema
@@ -158,16 +158,12 @@ def _check_options(where: str, spec: object, lateness_ms: int, emit: str, late: 
 
 
 def _time_field(where: str, schema: StructType, name: str) -> StructField:
-    if name not in schema.names:
-        near = difflib.get_close_matches(name, schema.names, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(schema.names)}"
-        raise JobDefinitionError(f"{where}: no time column {name!r}; {hint}")
-    field = schema[name]
-    if not isinstance(field.dataType, TimestampType | TimestampNTZType):
+    kind = column_type(schema, name, where, "time column")
+    if not isinstance(kind, TimestampType | TimestampNTZType):
         raise JobDefinitionError(
-            f"{where}: the time column {name!r} is of type {field.dataType.simpleString()}; it must be a timestamp"
+            f"{where}: the time column {name!r} is of type {kind.simpleString()}; it must be a timestamp"
         )
-    return field
+    return schema[name]
 
 
 def _check_names(where: str, key_columns: Sequence[str], aggregates: Mapping[str, Aggregate]) -> None:

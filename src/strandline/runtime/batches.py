@@ -179,6 +179,7 @@ class BatchFunction:
             context.setLocalProperty(STAGING, str(False))
             for frame in frames:
                 frame.write.format("noop").mode("overwrite").save()
+            self._note_prepared(round_)
             self._prepare_missing(round_, when)
 
         with self.busy:
@@ -289,7 +290,6 @@ class BatchFunction:
         self._prepare_missing(round_, when)
 
     def _prepare_missing(self, round_: Round, when: BatchTime) -> None:
-        self._note_prepared(round_)
         missing = {index for _operator, index in self._protocol.missing()}
         if missing:
             body = {"batch": round_.batch, "round": round_.number, "time": when}

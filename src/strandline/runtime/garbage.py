@@ -150,8 +150,8 @@ def find_garbage(
         known = store.load()
         _check_ours(storage, paths, known)
         try:
-            released = [number for number in known.released if storage.exists(paths.metadata(number))]
-            retained = [_read_retained(storage, paths, number) for number in (*known.retained, *released)]
+            kept = (*known.retained, *store.released())
+            retained = [_read_retained(storage, paths, number) for number in kept]
             since, owner = _began(storage, paths, known)
             break
         except (CheckpointError, NotFoundError) as error:

@@ -65,6 +65,10 @@ class JobLogStore:
             self.log = JobLog.replay([self._read(newest)])
         return self.log
 
+    def released(self) -> list[int]:
+        """The checkpoints in the job's folder that belong to the user, as far as the user has not deleted them."""
+        return [number for number in self.log.released if self._storage.exists(self._paths.metadata(number))]
+
     def take_over(self) -> JobLog:
         """Begin a new generation from where the job stands; every earlier one is fenced from here on."""
         while not self.try_take_over(self.log.resume()):

@@ -242,9 +242,10 @@ class OperatorSlot:
         names = self.operator.key_columns
         schema = StructType([self.operator.input_struct[name] for name in names])
         spec, now = self._spec, int(time.time() * 1000)
+        rest = encode_key(schema, key, 0)[2:]
         found: Any = None
         for group in key_group_range(spec.index, spec.parallelism, spec.max_parallelism):
-            found = read_state(self._backend, described[state], encode_key(schema, key, group), now)
+            found = read_state(self._backend, described[state], group.to_bytes(2, "big") + rest, now)
             if found not in (None, [], {}):
                 break
         return found

@@ -83,9 +83,8 @@ class Verification:
         return found
 
     def _retained(self) -> tuple[int, ...]:
-        log = JobLogStore(self._storage, self._paths).load()
-        released = (number for number in log.released if self._storage.exists(self._paths.metadata(number)))
-        return tuple(sorted({*log.retained, *released}))
+        store = JobLogStore(self._storage, self._paths)
+        return tuple(sorted({*store.load().retained, *store.released()}))
 
     def _verified(self, number: int, problems: Mapping[FileHandle, str]) -> Verified:
         path = f"{self._storage.url}/{self._paths.checkpoint_dir(number)}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from strandline.operators.base import BatchInfo, Operator, SubtaskInfo
 from strandline.state.changes import ChangeSet
-from tests.operators.conftest import MiniSlot
+from tests.operators.conftest import MiniSlot, checked_rows
 
 INFO = SubtaskInfo("job", "step", 0, 1, 128)
 
@@ -42,9 +42,7 @@ class ClockedSlot(MiniSlot):
         batch = BatchInfo(self.batch_id, now, watermark, self.late)
         made: list[tuple[Any, ...]] = []
         for out in self.operator.run(self.batches(rows, cuts), changes, batch):
-            assert out.schema.equals(self.operator.output_schema)
-            out.validate(full=True)
-            made += (tuple(row.values()) for row in out.to_pylist())
+            made += checked_rows(self.operator, out)
         if commit:
             for keys, values in changes.chunks():
                 self.backend.apply(keys, values)

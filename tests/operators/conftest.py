@@ -18,6 +18,13 @@ from strandline.state.heap import HeapBackend
 from strandline.state.values import canonical_floats
 
 
+def checked_rows(operator: Operator, out: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    """The rows of an operator's output, which must be valid and have its schema."""
+    assert out.schema.equals(operator.output_schema)
+    out.validate(full=True)
+    return [tuple(row.values()) for row in out.to_pylist()]
+
+
 class MiniSlot:
     """Runs batches of one operator and commits them."""
 
@@ -49,9 +56,7 @@ class MiniSlot:
         self.batch_id += 1
         made: list[tuple[Any, ...]] = []
         for out in self.operator.run(incoming, changes, BatchInfo(self.batch_id, 1234, 99)):
-            assert out.schema.equals(self.operator.output_schema)
-            out.validate(full=True)
-            made += (tuple(row.values()) for row in out.to_pylist())
+            made += checked_rows(self.operator, out)
         if commit:
             for keys, values in changes.chunks():
                 self.backend.apply(keys, values)

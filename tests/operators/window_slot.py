@@ -17,6 +17,7 @@ from strandline.state.backend import StateBackend
 from strandline.state.changes import ChangeSet
 from strandline.state.heap import HeapBackend
 from strandline.state.values import canonical_floats
+from tests.operators.conftest import checked_rows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SUBTASK = SubtaskInfo("job", "w", 3, 4, 16)
@@ -58,9 +59,7 @@ class WindowSlot:
                 assert out.name == self.operator.late
                 self.late += (tuple(row.values()) for row in out.rows.to_pylist())
                 continue
-            assert out.schema.equals(self.operator.output_schema)
-            out.validate(full=True)
-            made += (tuple(row.values()) for row in out.to_pylist())
+            made += checked_rows(self.operator, out)
         if commit:
             for keys, values in changes.chunks():
                 self.backend.apply(keys, values)

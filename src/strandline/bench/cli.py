@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -95,10 +96,7 @@ def value_state_command(
             result = value_state.run(parameters, progress.say, work_dir)
     except StrandlineError as error:
         raise _failed(error) from None
-    if as_json:
-        typer.echo(json.dumps(result, indent=2))
-    else:
-        report.show(result, Console())
+    _print(result, as_json, report.show)
 
 
 @app.command("coordinator")
@@ -116,10 +114,7 @@ def coordinator_command(
         raise _failed(error) from None
     with ProgressOnStderr() as progress:
         result = coordinator.run(parameters, progress.say)
-    if as_json:
-        typer.echo(json.dumps(result, indent=2))
-    else:
-        coordinator.show(result, Console())
+    _print(result, as_json, coordinator.show)
 
 
 @app.command("operators")
@@ -161,10 +156,7 @@ def operators_command(
             result = operators.run(parameters, progress.say, work_dir)
     except StrandlineError as error:
         raise _failed(error) from None
-    if as_json:
-        typer.echo(json.dumps(result, indent=2))
-    else:
-        operators.show(result, Console())
+    _print(result, as_json, operators.show)
 
 
 @app.command("growth")
@@ -192,10 +184,7 @@ def growth_command(
             result = growth.run(parameters, progress.say, work_dir)
     except StrandlineError as error:
         raise _failed(error) from None
-    if as_json:
-        typer.echo(json.dumps(result, indent=2))
-    else:
-        growth.show(result, Console())
+    _print(result, as_json, growth.show)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -203,6 +192,13 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(int(number.replace("_", "")) for number in text.split(","))
     except ValueError:
         raise ConfigError(f"--keys {text}: give whole numbers with commas between, such as 1000000,5000000") from None
+
+
+def _print(result: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any], Console], None]) -> None:
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        show(result, Console())
 
 
 def _failed(error: StrandlineError) -> typer.Exit:

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 import strandline as sl
+from strandline.bench.operator_entries import KeepArrow
 from strandline.bench.report import machine, percentiles
 from strandline.bench.running import completed, end_of, session
 from strandline.bench.timing import Say, Stopwatch, batches_of, throughput, watched
@@ -69,17 +70,11 @@ class Parameters:
             raise ConfigError("--batch-rows, --value-bytes and --parallelism must be at least 1")
 
 
-class Keep(sl.ArrowProcessor):
+class Keep(KeepArrow):
     """Counts the rows of every key and keeps the last value; puts out only sums over many keys."""
 
-    def open(self, context: sl.ArrowContext) -> None:
-        self.kept = context.value_state("kept", "n long, value string")
-
     def process(self, table: pa.Table, context: sl.ArrowContext) -> pa.Table:
-        rows = table.group_by("key", use_threads=False).aggregate([([], "count_all"), ("value", "last")])
-        known = self.kept.get_many(rows)
-        n = pc.add(pc.fill_null(known.column("n"), 0), rows.column("count_all"))
-        self.kept.put_many(rows, pa.table({"n": n, "value": rows.column("value_last")}))
+        _rows, known, n = self.keep(table)
         return pa.table({"new": [known.column("n").null_count], "total": [pc.sum(n).as_py()]})
 
 

@@ -186,11 +186,16 @@ class KeepArrow(sl.ArrowProcessor):
     def open(self, context: sl.ArrowContext) -> None:
         self.kept = context.value_state("kept", "n long, value string")
 
-    def process(self, table: pa.Table, context: sl.ArrowContext) -> pa.Table:
+    def keep(self, table: pa.Table) -> tuple[pa.Table, pa.Table, pa.ChunkedArray]:
+        """One row per key of the table, what was kept of these keys before, and how many rows each has had by now."""
         rows = table.group_by("key", use_threads=False).aggregate([([], "count_all"), ("value", "last")])
         known = self.kept.get_many(rows)
         n = pc.add(pc.fill_null(known.column("n"), 0), rows.column("count_all"))
         self.kept.put_many(rows, pa.table({"n": n, "value": rows.column("value_last")}))
+        return rows, known, n
+
+    def process(self, table: pa.Table, context: sl.ArrowContext) -> pa.Table:
+        rows, known, n = self.keep(table)
         before = pc.utf8_slice_codeunits(pc.fill_null(known.column("value"), ""), 0, SEEN)
         return pa.table({"key": rows.column("key"), "n": n, "before": before})
 

@@ -21,6 +21,7 @@ from strandline.operators.arrow_process import ArrowContext, ArrowProcessor
 from strandline.operators.process import KeyedProcessor
 from strandline.operators.process_context import ProcessContext
 from strandline.operators.window_specs import session, sliding, tumbling
+from strandline.runtime.recoveries import Recovery
 from strandline.sinks import ForeachBatchSink, ParquetSink
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ __all__ = [
     "KeyedStream",
     "ParquetSink",
     "ProcessContext",
+    "Recovery",
     "StrandlineError",
     "Stream",
     "SubtaskStats",

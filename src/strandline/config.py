@@ -167,6 +167,25 @@ class Config:
         keys=("dstl.dfs.upload.timeout", "state.changelog.dstl.dfs.upload.timeout"),
         doc="A changelog upload that takes longer is tried again beside the first.",
     )
+    changelog_upload_attempts: Int = option(
+        3,
+        kinds.integer(1),
+        keys=("dstl.dfs.upload.max-attempts", "state.changelog.dstl.dfs.upload.max-attempts"),
+        doc="How often a changelog upload that is slow or fails is tried before the batch goes on without it.",
+    )
+    changelog_max_in_flight: Size = option(
+        "100mb",
+        kinds.size(at_least=0),
+        keys=("dstl.dfs.upload.max-in-flight", "state.changelog.dstl.dfs.upload.max-in-flight"),
+        doc="How much of the changelog of a task manager may be committed without being durable while uploads fail; "
+        "beyond that, processing waits.",
+    )
+    changelog_max_amplification: Option[float, float] = option(
+        1.5,
+        kinds.number(1.0),
+        doc="How much larger state and changelog together may become than the state alone before the state is "
+        "materialized early.",
+    )
     materialization_interval: Duration = option(
         "10min",
         _POSITIVE,

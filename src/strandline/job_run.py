@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from strandline.checkpoint.stats import CheckpointStats
+from strandline.runtime.recoveries import Recovery
 from strandline.runtime.run import Run
 
 
@@ -39,6 +40,10 @@ class JobRun:
     def checkpoints(self) -> list[CheckpointStats]:
         """The run's checkpoints with their figures, oldest first."""
         return self._run.checkpoints()
+
+    def recoveries(self) -> list[Recovery]:
+        """The failures that the run got over, oldest first: what was rebuilt, and from where."""
+        return self._run.recoveries()
 
     def trigger_checkpoint(self) -> CheckpointStats:
         """Take a checkpoint now, and return its figures when it is complete."""

@@ -16,10 +16,10 @@ from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import CheckpointError, StorageError, StrandlineError
 from strandline.inspection import JobFolder
 from strandline.runtime.messages import SnapshotReport, UploadSettings
-from strandline.runtime.rebuild import checksum
 from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.state.factory import RestoredFile, open_backend
 from strandline.storage import open_storage
+from strandline.storage.checksums import checksum
 from tests.runtime.conftest import Place, Sum, running_sums, wait_until
 
 pytestmark = pytest.mark.spark
@@ -310,14 +310,14 @@ def test_what_a_subtask_uploaded_before_it_failed_is_deleted_by_the_task_manager
     for name in ("a.sst", "b.sst", "c.sst", "d.sst"):
         (tmp_path / name).write_bytes(name.encode() * 1000)
         files.append((name, str(tmp_path / name), 5000, f"id/{name}", True))
-    report = SnapshotReport("sums", files, [], 1.0, 1.0)
+    report = SnapshotReport("sums", files, [], 0, 1.0, 1.0)
     with pytest.raises(StorageError, match="fails on purpose"):
         uploader.upload(1, [SubtaskSnapshot(0, range(128), "rocksdb", True, report, 0.0)])
     assert list(storage.list()) == []
     calls = (tmp_path / "journal").read_text()
     assert calls.count("upload visits/shared/") >= 3
 
-    whole = SnapshotReport("sums", [file for file in files if file[0] != "c.sst"], [], 1.0, 1.0)
+    whole = SnapshotReport("sums", [file for file in files if file[0] != "c.sst"], [], 0, 1.0, 1.0)
     (ack,) = uploader.upload(2, [SubtaskSnapshot(0, range(128), "rocksdb", True, whole, 0.0)])
     assert [handle.path for handle in ack.uploaded] == [file.handle.path for file in ack.state.files if file.handle]
     assert {file.path for file in storage.list()} == {handle.path for handle in ack.uploaded}

@@ -136,9 +136,9 @@ class Driver:
         )
 
     def start(self, *specs: SlotSpec) -> dict[int, Client]:
-        addresses = self.manager.call("start_slots", {"specs": specs})
+        started = self.manager.call("start_slots", {"specs": specs})
         self.slot_pids()
-        return {index: Client(Address.unpack(address), SECRET) for index, address in addresses.items()}
+        return {index: Client(Address.unpack(slot["address"]), SECRET) for index, slot in started.items()}
 
     def fan(self, action: str, body: Any = None) -> dict[int, Any]:
         answers = self.manager.call("fan", {"action": action, "body": body, "timeout": 20})

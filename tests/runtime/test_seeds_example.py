@@ -12,11 +12,11 @@ from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.metadata import CheckpointMetadata, SourcePosition, encode
 from strandline.checkpoint.registry import SharedKey
 from strandline.runtime.messages import SnapshotReport, UploadSettings
-from strandline.runtime.rebuild import checksum
 from strandline.runtime.takeover import read_metadata
 from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.state.factory import RestoredFile, open_backend
 from strandline.state.rocksdb import RocksDBBackend, RocksDBMemory, RocksDBOptions
+from strandline.storage.checksums import checksum
 from strandline.storage.local import LocalStorage
 from strandline.storage.paths import JobPaths
 
@@ -84,7 +84,7 @@ class Example:
         assert pending.id == number
         snapshot = self.db.snapshot(self.root / f"snapshot-{number}")
         files = [(f.name, str(f.path), f.size, f.identity, f.shared) for f in snapshot.write()]
-        report = SnapshotReport(OPERATOR, files, [], 1.0, 1.0)
+        report = SnapshotReport(OPERATOR, files, [], 0, 1.0, 1.0)
         (ack,) = self.uploader.upload(number, [SubtaskSnapshot(0, KEY_GROUPS, "rocksdb", True, report, float(number))])
         snapshot.release()
         assert self.coordinator.acknowledge(number, OPERATOR, 0, ack).status == "ready"

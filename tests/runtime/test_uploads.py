@@ -88,7 +88,7 @@ class Uploads(RuleBasedStateMachine):
             ]
             groups = range(subtask * 4, subtask * 4 + 4)
             snapshots.append(
-                SubtaskSnapshot(subtask, groups, "rocksdb", True, SnapshotReport("count", listed, [], 1, 1), 0.0)
+                SubtaskSnapshot(subtask, groups, "rocksdb", True, SnapshotReport("count", listed, [], 0, 1, 1), 0.0)
             )
         for ack in self.uploader.upload(number, snapshots):
             self.coordinator.acknowledge(number, "count", ack.state.subtask, ack)
@@ -179,7 +179,7 @@ def snapshot(folder: Path, sizes: dict[str, int], subtask: int = 0) -> SubtaskSn
     for name, size in sizes.items():
         (folder / name).write_bytes(b"x" * size)
         files.append((name, str(folder / name), size, f"id-{subtask}/{name}", True))
-    return SubtaskSnapshot(subtask, range(4), "rocksdb", True, SnapshotReport("count", files, [], 1, 1), 0.0)
+    return SubtaskSnapshot(subtask, range(4), "rocksdb", True, SnapshotReport("count", files, [], 0, 1, 1), 0.0)
 
 
 def test_all_slots_of_a_task_manager_share_one_file(tmp_path: Path) -> None:

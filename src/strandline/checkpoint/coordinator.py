@@ -347,6 +347,8 @@ class CheckpointCoordinator:
         for gone in dropped:
             for handle in self._registry.drop(gone):
                 delete[handle.path] = handle
+        for handle in self._registry.unused(pending.obsolete()):
+            delete[handle.path] = handle
         return CompletionDecision(
             checkpoint_id=checkpoint_id,
             retained=self._retained,
@@ -372,9 +374,8 @@ class CheckpointCoordinator:
         # A savepoint refers to nothing but its own uploads, so nothing that is known counts for it.
         registry = self._registry if pending.kind == "checkpoint" else SharedStateRegistry(attrgetter("path"))
         matched = registry.match(keyed_files(states))
-        new = pending.uploaded_paths
         for key, handle in matched.unknown:
-            if handle.path not in new:
+            if handle.path not in pending.known_paths:
                 raise _stranger(pending, states, key, handle)
         return matched
 

@@ -16,6 +16,9 @@ from strandline.errors import MetadataError, NewerFormatError
 FORMAT_VERSION = 2
 """The format this release writes; it reads this one and every earlier one."""
 
+LOG_SUFFIX = ".segment"
+"""How the names of changelog segments end; the rest is the number of the last batch that a segment brings."""
+
 Kind = Literal["checkpoint", "savepoint"]
 
 # The structures are arrays on disk: fields may be added at the end with a default, never moved or removed.
@@ -52,6 +55,11 @@ class StateFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     handle: FileHandle | None = None
     inline: bytes | None = None
 
+    @property
+    def is_log(self) -> bool:
+        """A segment of the changelog: changes to the state that the files before it make up."""
+        return self.name.endswith(LOG_SUFFIX)
+
 
 class SubtaskState(msgspec.Struct, frozen=True, array_like=True):
     """The state of one subtask of one operator; `key_group_end` is the first group after its range."""
@@ -63,6 +71,7 @@ class SubtaskState(msgspec.Struct, frozen=True, array_like=True):
     backend: str
     incremental: bool
     files: tuple[StateFile, ...]
+    """With the changelog: the files of a materialization, then the segments that follow it, in their order."""
     states: tuple[dict[str, Any], ...] = ()
     """The descriptors of its states as plain values; their meaning belongs to `state/`."""
 

@@ -28,6 +28,10 @@ class SubtaskAck(msgspec.Struct, frozen=True, kw_only=True):
     full_bytes: int
     alignment_bytes: int = 0
     """What was held back while other subtasks had not reached the barrier."""
+    beforehand: tuple[str, ...] = ()
+    """Paths of files that were durable before: of the changelog, which goes on whatever becomes of the checkpoint."""
+    obsolete: tuple[FileHandle, ...] = ()
+    """Files of the changelog that are not needed any more, unless a retained checkpoint refers to them."""
 
 
 @dataclass(slots=True)
@@ -48,6 +52,8 @@ class PendingCheckpoint:
     subtasks: frozenset[Subtask]
     acks: dict[Subtask, SubtaskAck] = field(default_factory=dict)
     uploaded_paths: set[str] = field(default_factory=set)
+    known_paths: set[str] = field(default_factory=set)
+    """Paths that it may refer to: uploaded for it, or beforehand."""
     completing: bool = False
     """Its files are registered; whether it completes is decided by the job's log."""
 
@@ -60,10 +66,15 @@ class PendingCheckpoint:
         """Take in the acknowledgement of a subtask."""
         self.acks[ack.state.operator, ack.state.subtask] = ack
         self.uploaded_paths.update(handle.path for handle in ack.uploaded)
+        self.known_paths.update(self.uploaded_paths, ack.beforehand)
 
     def missing(self) -> list[Subtask]:
         """The subtasks that have not acknowledged."""
         return sorted(self.subtasks - self.acks.keys())
+
+    def obsolete(self) -> list[FileHandle]:
+        """Files of the changelog that the subtasks do not need any more."""
+        return [handle for ack in self.acks.values() for handle in ack.obsolete]
 
     def uploads(self) -> list[FileHandle]:
         """Every file that was uploaded for this checkpoint, as far as acknowledged."""

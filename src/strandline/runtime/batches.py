@@ -297,7 +297,7 @@ class BatchFunction:
             self._note_prepared(round_)
 
     def _note_prepared(self, round_: Round) -> None:
-        for index, status in self._cluster.fan("status", None).items():
+        for index, status in self._cluster.settle(round_.batch, round_.number).items():
             for operator, prepared in status["prepared"].items():
                 if prepared is not None and tuple(prepared) == (round_.batch, round_.number):
                     self._protocol.prepared(operator, index, status["incarnation"], round_, None)
@@ -314,7 +314,7 @@ class BatchFunction:
             batch = self._protocol.commit()
             for _ in range(MAX_ROUNDS):
                 try:
-                    timers = self._cluster.fan("commit", {"batch": batch})
+                    timers = self._cluster.commit(batch)
                     for index in timers:
                         self._protocol.applied(index, self._cluster.incarnation(index), batch)
                     told(list(timers.values()))

@@ -246,7 +246,8 @@ class Checkpoints:
             position = self._position(spark_batch)
         with self._lock:
             self._inputs[checkpoint_id] = (position, files)
-        self._cluster.barrier(checkpoint_id, self._timeout)
+        for ack in self._cluster.barrier(checkpoint_id, self._timeout):
+            self._acknowledge({"checkpoint": checkpoint_id, "generation": self._shape.generation, "ack": ack})
 
     # --- how a checkpoint ends -----------------------------------------------------------------------
 

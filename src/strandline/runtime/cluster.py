@@ -5,16 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from strandline.changelog.durable import DurableLog
 from strandline.checkpoint.metadata import SubtaskState
 from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.launcher import ensure_task_manager
 from strandline.runtime.local_files import socket_folder
-from strandline.runtime.messages import BackendSettings, OperatorSpec, RunInfo, SlotSpec, StorageSettings
+from strandline.runtime.messages import BackendSettings, OperatorSpec, Rebuilt, RunInfo, SlotSpec, StorageSettings
+from strandline.runtime.recoveries import KEPT_RECOVERIES, Recovery, slot_recovery
 from strandline.runtime.wire import Address, Client, Server, decode_error
 
 if TYPE_CHECKING:
@@ -91,6 +96,7 @@ class Cluster:
     ) -> None:
         self._spark_context = spark_context
         self.handlers = Handlers()
+        self.recoveries: deque[Recovery] = deque(maxlen=KEPT_RECOVERIES)
         self.epoch = 0
         self._managers: dict[str, Manager] = {}
         self._places: dict[int, Place] = {}
@@ -99,6 +105,7 @@ class Cluster:
         """The task manager that each slot was last given to; a slot returns there as long as it lives."""
         self._deployment: Deployment | None = None
         self._base = _NO_BASE
+        self._log = DurableLog()
         self._closed = False
         self._lock = threading.RLock()
         self._pool = ThreadPoolExecutor(32, thread_name_prefix="cluster")
@@ -138,17 +145,23 @@ class Cluster:
 
     # --- starting and replacing --------------------------------------------------------------------
 
-    def deploy(self, deployment: Deployment) -> None:
+    def deploy(self, deployment: Deployment) -> dict[int, list[Rebuilt]]:
         """Start all slots of a new generation from what it restores. Earlier generations' slots end."""
         with self._lock:
             self._deployment = deployment
             self._places = {}
             self._base = deployment.base
-            self._start(range(deployment.parallelism), deployment.base.batch)
+            self._log = DurableLog(deployment.base.batch)
+            return self._start(range(deployment.parallelism), deployment.base.batch)
 
     def confirm_base(self, batch: int, states: tuple[SubtaskState, ...]) -> None:
-        """A checkpoint of the job is complete: slots without local files start from it from now on."""
-        self._base = Base(batch, states)
+        """A checkpoint of the job is complete: slots without local files start from it from now on.
+
+        Waits while slots start: they may need the files of the checkpoint before, which go after this.
+        """
+        with self._lock:
+            self._base = Base(batch, states)
+            self._log.truncate(batch)
 
     def lost(self) -> list[int]:
         """Slots that do not run any more, found by asking every task manager."""
@@ -194,10 +207,12 @@ class Cluster:
             missing = self.lost()
             if missing:
                 log.warning("job %s: replacing slots %s at batch %d", self.run.job, missing, decided_batch)
-                self._start(missing, decided_batch)
+                began = time.time()
+                rebuilt = self._start(missing, decided_batch)
+                self.recoveries.append(slot_recovery(began, decided_batch, rebuilt))
             return missing
 
-    def _start(self, indices: Sequence[int], decided_batch: int) -> None:
+    def _start(self, indices: Sequence[int], decided_batch: int) -> dict[int, list[Rebuilt]]:
         deployment = self._deployment
         assert deployment is not None
         base = self._base
@@ -237,20 +252,25 @@ class Cluster:
                 decided_batch=decided_batch,
                 restore_storage=base.storage,
                 restore_owned=base.owned,
+                log=self._log.of(index),
+                log_complete=self._log.complete,
             )
             work.setdefault(homes[index], []).append(spec)
 
-        def start(identity: str) -> dict[int, list[Any]]:
-            answer: dict[int, list[Any]] = self._managers[identity].client.call(
+        def start(identity: str) -> dict[int, dict[str, Any]]:
+            answer: dict[int, dict[str, Any]] = self._managers[identity].client.call(
                 "start_slots", {"specs": work[identity]}
             )
             return answer
 
-        for identity, addresses in zip(work, list(self._pool.map(start, work)), strict=True):
-            for index, address in addresses.items():
-                self._places[int(index)] = Place(identity, Address.unpack(address))
+        rebuilt: dict[int, list[Rebuilt]] = {}
+        for identity, slots in zip(work, list(self._pool.map(start, work)), strict=True):
+            for index, slot in slots.items():
+                self._places[int(index)] = Place(identity, Address.unpack(slot["address"]))
+                rebuilt[int(index)] = msgspec.convert(slot["rebuilt"], list[Rebuilt])
         self._homes.update(homes)
         self.epoch += 1
+        return rebuilt
 
     def _allocate(self, indices: Sequence[int]) -> dict[int, str]:
         """Which task manager each slot goes to: back where it was, else wherever Spark runs a task now."""
@@ -277,7 +297,7 @@ class Cluster:
     ) -> dict[int, Any]:
         """Call `action` on slots everywhere at once. Raises the first error; `SlotLostError` if one does not answer."""
         wanted = set(self._places) if only is None else set(only)
-        answers = self._fan(action, body, wanted, timeout, "fan")
+        answers = self._fan_slots(action, body, wanted, timeout)
         for index in sorted(wanted):
             if isinstance(answers.get(index), StrandlineError):
                 raise answers[index]
@@ -285,14 +305,33 @@ class Cluster:
 
     def try_fan(self, action: str, body: Any, timeout: float | None = None) -> dict[int, Any]:
         """Like `fan`, but errors are among the answers."""
-        return self._fan(action, body, set(self._places), timeout, "fan")
+        return self._fan_slots(action, body, set(self._places), timeout)
 
-    def barrier(self, checkpoint_id: int, timeout: float) -> dict[int, dict[str, float]]:
-        """Have every slot freeze its state; uploads go on in the background."""
-        answers = self._fan(
-            "barrier", {"checkpoint": checkpoint_id, "timeout": timeout}, set(self._places), timeout, "barrier"
-        )
-        for answer in answers.values():
+    def settle(self, batch: int, round_: int) -> dict[int, Any]:
+        """The status of every slot; with the changelog, once what it prepared in this round is durable."""
+        answers = self._all("settle", {"batch": batch, "round": round_})
+        for index, status in answers.items():
+            self._log.settled(batch, index, status.get("log", {}))
+        return answers
+
+    def commit(self, batch: int) -> dict[int, Any]:
+        """Have every slot make a decided batch its state; answers what each waits for."""
+        self._log.decided(batch, self.run.changelog is not None)
+        return self._all("commit", {"batch": batch})
+
+    def barrier(self, checkpoint_id: int, timeout: float) -> list[Any]:
+        """Have every slot freeze its state; uploads go on in the background.
+
+        With the changelog there is nothing to freeze: returns the acknowledgements that are ready at once.
+        """
+        body = {"checkpoint": checkpoint_id, "timeout": timeout}
+        answers = self._all("barrier", body, timeout)
+        return [ack for answer in answers.values() for ack in answer] if self.run.changelog is not None else []
+
+    def _all(self, action: str, body: Any, timeout: float | None = None) -> dict[int, Any]:
+        """Have every task manager do `action` for its slots. Raises the first error."""
+        answers = self._fan(action, body, set(self._places), timeout)
+        for _index, answer in sorted(answers.items()):
             if isinstance(answer, StrandlineError):
                 raise answer
         return answers
@@ -305,6 +344,16 @@ class Cluster:
                 if all(place.manager != identity for place in list(self._places.values())):
                     self._managers.pop(identity, None)
 
+    def changelog_figures(self) -> dict[str, float]:
+        """What the changelogs of all task managers take up and cost; empty without a changelog."""
+        total: dict[str, float] = {}
+        if self.run.changelog is not None:
+            for _identity, answer in self._ask(set(self._managers), "figures", None, timeout=5.0):
+                if not isinstance(answer, StrandlineError):
+                    for name, value in answer.items():
+                        total[name] = total.get(name, 0) + value
+        return total
+
     def describe(self) -> dict[str, Any]:
         """Processes of the run: task managers and slots with their process ids."""
         return {
@@ -313,13 +362,22 @@ class Cluster:
             if not isinstance(answer, StrandlineError)
         }
 
-    def _fan(self, action: str, body: Any, wanted: set[int], timeout: float | None, how: str) -> dict[int, Any]:
+    def _fan_slots(self, action: str, body: Any, wanted: set[int], timeout: float | None) -> dict[int, Any]:
+        return self._fan("fan", {"action": action, "body": body, "timeout": timeout}, wanted, timeout)
+
+    def _fan(
+        self,
+        action: str,
+        body: dict[str, Any],
+        wanted: set[int],
+        timeout: float | None,
+    ) -> dict[int, Any]:
+        """Call `action` of the task managers of `wanted` slots; each answers slot by slot."""
         by_manager: dict[str, list[int]] = {}
         for index in wanted:
             place = self._places.get(index)
             if place is not None:
                 by_manager.setdefault(place.manager, []).append(index)
-        message = body if how == "barrier" else None
         results: dict[int, Any] = {
             index: SlotLostError(f"slot {index} of job {self.run.job} is not running") for index in wanted
         }
@@ -328,9 +386,9 @@ class Cluster:
             manager = self._managers.get(identity)
             if manager is None:
                 return {}
-            request = message or {"action": action, "body": body, "indices": by_manager[identity], "timeout": timeout}
+            request = {**body, "indices": by_manager[identity]}
             try:
-                answers = manager.client.call(how, request, timeout=timeout and timeout + 2)
+                answers = manager.client.call(action, request, timeout=timeout and timeout + 2)
             except StrandlineError as error:
                 return dict.fromkeys(by_manager[identity], SlotLostError(f"task manager {identity}: {error}"))
             return {

@@ -29,6 +29,7 @@ from strandline.runtime.clock import Clock
 from strandline.runtime.cluster import Base, Cluster, Deployment
 from strandline.runtime.messages import BackendSettings, OperatorSpec
 from strandline.runtime.plan import Graph, Wiring
+from strandline.runtime.recoveries import slot_recovery
 from strandline.runtime.spark_position import capture, seed, with_watermark
 from strandline.runtime.takeover import Claim, Restore, Wanted, take_over
 from strandline.sinks import ParquetSink
@@ -89,6 +90,7 @@ class Generation:
         after: int | None,
         claimed: Callable[[int], None],
         restore: Restore | None = None,
+        after_failure: StrandlineError | None = None,
     ) -> Generation:
         """Take the job over, restore `restore` or else its newest completed checkpoint, and start the query.
 
@@ -115,6 +117,7 @@ class Generation:
             can_withdraw=all(isinstance(sink, ParquetSink) for _node, sink in graph.sinks),
             restore=restore,
         )
+        began = time.time()
         while True:
             claim = take_over(storage, cluster.run.storage, wanted, after)
             claimed(claim.generation)
@@ -123,13 +126,16 @@ class Generation:
             log.info("job %s: generation %d from %s", job, generation, start)
             coordinator = _coordinator(config, claim, subtasks, history)
             try:
-                cluster.deploy(_deployment(config, graph, claim, parallelism))
+                rebuilt = cluster.deploy(_deployment(config, graph, claim, parallelism))
                 break
             except DamagedFileError as error:
                 if restored is None or not claim.owned or wanted.restore is not None:
                     raise
                 damaged = {**wanted.damaged, restored.checkpoint_id: str(error)}
                 wanted, after = replace(wanted, damaged=damaged), claim.generation
+        if after_failure is not None:
+            again = slot_recovery(began, claim.restored_batch, rebuilt)
+            cluster.recoveries.append(replace(again, kind="restart", reason=str(after_failure)))
         if restored is not None and claim.restored_path is not None:
             history.record_restored(
                 RestoredCheckpoint(restored.checkpoint_id, claim.restored_path, restored.kind, time.time())
@@ -283,6 +289,7 @@ class Generation:
                     late += figures["late_rows"]
                     state += figures["state_bytes"]
                     memory += figures["memory_bytes"]
+        changelog = self._cluster.changelog_figures()
         return {
             "generation": self.number,
             "batches": self.batch_function.batches,
@@ -290,6 +297,7 @@ class Generation:
             "late_rows": late,
             "state_bytes": state,
             "state_memory_bytes": memory,
+            **({"changelog": changelog} if changelog else {}),
         }
 
     def close(self) -> None:

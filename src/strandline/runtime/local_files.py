@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from strandline.checkpoint.metadata import StateFile
 from strandline.runtime.messages import SlotSpec
 from strandline.state.backend import SnapshotFile
 
@@ -46,6 +47,8 @@ class Base:
     snapshot: SnapshotMarker | None
     segments: tuple[Path, ...]
     """The chain that leads from `batch` to the last committed batch."""
+    log: tuple[StateFile, ...] = ()
+    """The same chain in durable storage."""
 
 
 class OperatorFolder:

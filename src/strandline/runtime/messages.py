@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from strandline.checkpoint.batch import first_batch
-from strandline.checkpoint.metadata import SubtaskState
+from strandline.checkpoint.metadata import StateFile, SubtaskState
 
 
 def batch_id(generation: int, spark_batch: int) -> int:
@@ -40,6 +40,16 @@ class UploadSettings(msgspec.Struct, frozen=True):
     max_amplification: float = 2.0
 
 
+class ChangelogSettings(msgspec.Struct, frozen=True):
+    """How a task manager keeps the changelog of its slots."""
+
+    upload_timeout: float = 1.0
+    upload_attempts: int = 3
+    max_behind_bytes: int = 256 << 20
+    materialization_interval: float = 600.0
+    max_amplification: float = 2.0
+
+
 class OperatorSpec(msgspec.Struct, frozen=True):
     """One stateful step: its uid and the pickled operator."""
 
@@ -60,6 +70,8 @@ class RunInfo(msgspec.Struct, frozen=True):
     storage: StorageSettings
     sys_path: list[str]
     uploads: UploadSettings = UploadSettings()
+    changelog: ChangelogSettings | None = None
+    """None: every checkpoint uploads the state itself."""
 
 
 class SlotSpec(msgspec.Struct, frozen=True):
@@ -83,6 +95,12 @@ class SlotSpec(msgspec.Struct, frozen=True):
     """Where the files of `restore` are, if not in the run's own storage."""
     restore_owned: bool = True
     """Whether the files of `restore` are the job's own, so that a checkpoint may refer to them."""
+    log: list[tuple[str, StateFile]] = []
+    """Durable segments after `restore_batch`, in their order, with the operator whose they are."""
+    log_complete: bool = False
+    """Whether they lead to `decided_batch`."""
+    manager: list[Any] = []
+    """The address of the slot's task manager."""
 
 
 class BatchTime(msgspec.Struct, frozen=True):
@@ -107,6 +125,29 @@ class ExchangeHeader(msgspec.Struct, frozen=True):
     """Whether the rows are initial state, before the first batch of a job that begins."""
 
 
+class Rebuilt(msgspec.Struct, frozen=True):
+    """How one operator's state came back in a slot."""
+
+    operator: str
+    local_bytes: int
+    """What was read from local files."""
+    durable_bytes: int
+    """What was read from durable storage."""
+    duration_ms: float
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    """A sealed segment, as the slot tells its task manager: what one subtask's part of a batch changed."""
+
+    operator: str
+    subtask: int
+    batch: int
+    round: int
+    path: str
+    size: int
+    entries: int
+
+
 class SnapshotReport(msgspec.Struct, frozen=True):
     """One operator's files of a snapshot, as the slot tells them to its task manager."""
 
@@ -114,5 +155,7 @@ class SnapshotReport(msgspec.Struct, frozen=True):
     files: list[tuple[str, str, int, str, bool]]
     """(name, local path, size, identity, shared)"""
     states: list[dict[str, Any]]
+    batch: int
+    """The last batch that the state holds."""
     sync_ms: float
     write_ms: float

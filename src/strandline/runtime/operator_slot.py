@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,14 +16,14 @@ from pyspark.sql.types import StructType
 from strandline.errors import StaleAttemptError, StrandlineError
 from strandline.operators.base import BatchInfo, Operator, TimeMode
 from strandline.runtime.local_files import OperatorFolder
-from strandline.runtime.messages import ExchangeHeader, SlotSpec, SnapshotReport
+from strandline.runtime.messages import ExchangeHeader, Sealed, SlotSpec, SnapshotReport
 from strandline.runtime.recorded import RecordedOutput
 from strandline.runtime.side_outputs import recorded, recorded_schema
 from strandline.state.backend import Snapshot, SnapshotFile, StateBackend
 from strandline.state.changes import ChangeSet
 from strandline.state.keys import key_group_range
 from strandline.state.query import encode_key, read_state
-from strandline.state.segment import SegmentHeader, write_segment
+from strandline.state.segment import Segment, SegmentHeader, write_segment
 
 Chunk = tuple[list[bytes], list[bytes | None]]
 
@@ -38,13 +37,13 @@ class Prepared:
     changes: ChangeSet
     chunks: list[Chunk] | None
     """The net changes in order, as they are in the segment; None if they are too many to be held in memory."""
-    segment: Path
+    segment: Segment
     output: RecordedOutput
 
     def discard(self) -> None:
         self.changes.discard()
         self.output.discard()
-        self.segment.unlink(missing_ok=True)
+        self.segment.path.unlink(missing_ok=True)
 
 
 @dataclass(slots=True)
@@ -60,9 +59,18 @@ class LocalSnapshot:
 class OperatorSlot:
     """One operator's subtask: its state, the batch it is working on, its snapshots."""
 
-    def __init__(self, operator: Operator, backend: StateBackend, folder: OperatorFolder, spec: SlotSpec) -> None:
+    def __init__(
+        self,
+        operator: Operator,
+        backend: StateBackend,
+        folder: OperatorFolder,
+        spec: SlotSpec,
+        on_sealed: Callable[[Sealed], None] = lambda _sealed: None,
+    ) -> None:
         self.operator = operator
         self.committed = spec.decided_batch
+        self._on_sealed = on_sealed
+        self._applied_batch = spec.decided_batch
         self._backend = backend
         self._folder = folder
         self._spec = spec
@@ -81,6 +89,27 @@ class OperatorSlot:
     def prepared(self) -> tuple[int, int] | None:
         held = self._prepared
         return (held.batch, held.round) if held else None
+
+    def sealed(self) -> Sealed | None:
+        """The segment of what is prepared."""
+        held = self._prepared
+        return self._described(held.segment) if held else None
+
+    def _described(self, segment: Segment) -> Sealed:
+        header = segment.header
+        return Sealed(
+            header.operator,
+            header.subtask,
+            header.batch,
+            header.round,
+            str(segment.path),
+            segment.size_bytes,
+            segment.entries,
+        )
+
+    def described_states(self) -> list[dict[str, Any]]:
+        """What the operator keeps, as checkpoints describe it."""
+        return [msgspec.to_builtins(state) for state in self.operator.states()]
 
     def work(
         self,
@@ -113,6 +142,7 @@ class OperatorSlot:
                 done.discard()
                 raise
             self._prepared = done
+            self._on_sealed(self._described(done.segment))
             return done.output
         finally:
             self._busy.release()
@@ -125,7 +155,7 @@ class OperatorSlot:
         output = RecordedOutput(
             self.output_schema, limit, spill / f"output-{header.batch}-{header.round}-{header.attempt}.arrow"
         )
-        segment = self._folder.segment(self.committed, header.batch)
+        path = self._folder.segment(self.committed, header.batch)
         try:
             when = header.time
             batch = BatchInfo(header.batch, when.processing_ms, when.watermark_ms, when.late_watermark_ms)
@@ -135,8 +165,8 @@ class OperatorSlot:
             self._ran = True
             output.seal()
             chunks = None if changes.spilled else list(changes.chunks())
-            write_segment(
-                segment,
+            segment = write_segment(
+                path,
                 SegmentHeader(
                     header.generation, header.batch, header.round, header.operator, header.subtask, header.attempt
                 ),
@@ -180,22 +210,26 @@ class OperatorSlot:
     def _apply(self, held: Prepared) -> None:
         for keys, values in held.chunks or held.changes.chunks():
             self._backend.apply(keys, values)
+        self._applied_batch = held.batch
         held.changes.discard()
         held.output.discard()
 
     def barrier(self, checkpoint_id: int) -> float:
         """Freeze the committed state: the synchronous part of a checkpoint. Returns its milliseconds.
 
-        It may run beside an attempt, which only reads; the coordinator keeps commits and barriers apart.
+        It may run beside an attempt, which only reads, and takes turns with commits. That it holds a certain batch is
+        up to the coordinator, which keeps commits and the barriers of checkpoints apart.
         """
         started = time.perf_counter()
-        self._applied.result()
-        batch = self.committed
-        snapshot = self._backend.snapshot(self._folder.snapshot(checkpoint_id))
+        batch, snapshot = self._worker.submit(self._freeze, checkpoint_id, self._applied).result()
         sync_ms = (time.perf_counter() - started) * 1000
         written = self._writer.submit(self._write_snapshot, checkpoint_id, snapshot, batch)
         self._snapshots[checkpoint_id] = LocalSnapshot(snapshot, batch, sync_ms, written)
         return sync_ms
+
+    def _freeze(self, checkpoint_id: int, applied: Future[None]) -> tuple[int, Snapshot]:
+        applied.result()  # it has ended, as it came before; raises what it met
+        return self._applied_batch, self._backend.snapshot(self._folder.snapshot(checkpoint_id))
 
     def _write_snapshot(self, checkpoint_id: int, snapshot: Snapshot, batch: int) -> tuple[list[SnapshotFile], float]:
         started = time.perf_counter()
@@ -215,7 +249,8 @@ class OperatorSlot:
         return SnapshotReport(
             self.operator.uid,
             [(f.name, str(f.path), f.size, f.identity, f.shared) for f in files],
-            [msgspec.to_builtins(state) for state in self.operator.states()],
+            self.described_states(),
+            local.batch,
             local.sync_ms,
             write_ms,
         )

@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import logging
 import shutil
-import zlib
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from strandline.checkpoint.metadata import FileHandle, SubtaskState
+from strandline.changelog.merge import changes
+from strandline.checkpoint.metadata import FileHandle, StateFile, SubtaskState
 from strandline.errors import DamagedFileError, IncompatibleCheckpointError, NotFoundError, SegmentsLostError
 from strandline.operators.base import Operator
 from strandline.runtime.local_files import Base, OperatorFolder
-from strandline.runtime.messages import SlotSpec
+from strandline.runtime.messages import Rebuilt, SlotSpec
 from strandline.state.backend import StateBackend
 from strandline.state.disk import disk_full_names
 from strandline.state.factory import RestoredFile, open_backend
 from strandline.state.rocksdb import RocksDBMemory
-from strandline.state.segment import read_segment
 from strandline.storage import Storage, open_storage
+from strandline.storage.checksums import checksum
 
 log = logging.getLogger(__name__)
 
 
-def rebuild(spec: SlotSpec, operator: Operator, folder: OperatorFolder, memory: RocksDBMemory | None) -> StateBackend:
-    """The operator's state at `spec.decided_batch`, from the newest base that works.
+@dataclass(slots=True)
+class _Source:
+    """What a state was made from."""
+
+    local_bytes: int = 0
+    durable_bytes: int = 0
+
+
+def rebuild(
+    spec: SlotSpec, operator: Operator, folder: OperatorFolder, memory: RocksDBMemory | None
+) -> tuple[StateBackend, Rebuilt]:
+    """The operator's state at `spec.decided_batch`, from the newest base that works: local files, else durable ones.
 
     Raises `SegmentsLostError` when the files that lead there are gone, `DamagedFileError` when the checkpoint is bad,
     `IncompatibleCheckpointError` when it holds a state that the operator declares differently.
@@ -37,9 +49,13 @@ def rebuild(spec: SlotSpec, operator: Operator, folder: OperatorFolder, memory: 
     durable = next((state for state in spec.restore if state.operator == operator.uid), None)
     check_states(operator, durable)
     problems: list[str] = []
-    for base in folder.bases(spec.restore_batch, spec.decided_batch):
+    bases = folder.bases(spec.restore_batch, spec.decided_batch)
+    if spec.log_complete and spec.decided_batch > spec.restore_batch:
+        bases.append(Base(spec.restore_batch, None, (), tuple(file for uid, file in spec.log if uid == operator.uid)))
+    for base in bases:
+        started = time.monotonic()
         try:
-            backend = _open_base(spec, folder, base, durable, memory)
+            backend, source = _open_base(spec, folder, base, durable, memory)
         except (OSError, DamagedFileError) as error:
             if base.snapshot is None and not base.segments:
                 raise  # the checkpoint itself is damaged: nothing older can help here
@@ -47,14 +63,9 @@ def rebuild(spec: SlotSpec, operator: Operator, folder: OperatorFolder, memory: 
             continue
         finally:
             shutil.rmtree(folder.download(spec.incarnation), ignore_errors=True)
-        log.info(
-            "operator %s at batch %d, from batch %d and %d segments",
-            operator.uid,
-            spec.decided_batch,
-            base.batch,
-            len(base.segments),
-        )
-        return backend
+        rebuilt = Rebuilt(operator.uid, source.local_bytes, source.durable_bytes, (time.monotonic() - started) * 1000)
+        log.info("at batch %d, from batch %d: %s", spec.decided_batch, base.batch, rebuilt)
+        return backend, rebuilt
     raise SegmentsLostError(
         f"job {spec.run.job}, operator {operator.uid}, subtask {spec.index}: the local files cannot bring the state to "
         f"batch {spec.decided_batch}{': ' + '; '.join(problems) if problems else ''}. The run goes back to its last "
@@ -64,16 +75,25 @@ def rebuild(spec: SlotSpec, operator: Operator, folder: OperatorFolder, memory: 
 
 def _open_base(
     spec: SlotSpec, folder: OperatorFolder, base: Base, durable: SubtaskState | None, memory: RocksDBMemory | None
-) -> StateBackend:
+) -> tuple[StateBackend, _Source]:
+    source = _Source()
     files: list[RestoredFile] = []
+    segments: list[Path] = []
     if base.snapshot is not None:
         where = folder.snapshot(base.snapshot.checkpoint_id)
         for name, identity, size, shared in base.snapshot.files:
             if (where / name).stat().st_size != size:
                 raise DamagedFileError(f"{where / name}: not {size} bytes")
             files.append(RestoredFile(name, where / name, identity, shared))
-    elif durable is not None:
-        files = _download(spec, durable, folder.download(spec.incarnation))
+            source.local_bytes += size
+    else:
+        wanted = (*(durable.files if durable is not None else ()), *base.log)
+        fetched = _download(spec, durable, wanted, folder.download(spec.incarnation))
+        files = [one for file, one in zip(wanted, fetched, strict=True) if not file.is_log]
+        segments = [one.path for file, one in zip(wanted, fetched, strict=True) if file.is_log]
+        source.durable_bytes = sum(one.path.stat().st_size for one in fetched)
+    segments += base.segments
+    source.local_bytes += sum(path.stat().st_size for path in base.segments)
     backend = open_backend(
         spec.backend.kind,
         folder.database(spec.incarnation),
@@ -83,33 +103,32 @@ def _open_base(
         restored_files=files,
     )
     try:
-        for path in base.segments:
-            _header, chunks = read_segment(path)
-            for keys, values in chunks:
-                backend.apply(keys, values)
+        for keys, values in changes(segments):
+            backend.apply(keys, values)
     except BaseException:
         backend.close()
         raise
-    return backend
+    return backend, source
 
 
-def _download(spec: SlotSpec, state: SubtaskState, target: Path) -> list[RestoredFile]:
-    """The files of a checkpoint, on local disk, each with the right size and checksum."""
+def _download(
+    spec: SlotSpec, state: SubtaskState | None, files: Sequence[StateFile], target: Path
+) -> list[RestoredFile]:
+    """Durable files, on local disk, each with the right size and checksum."""
     target.mkdir(parents=True, exist_ok=True)
     place = spec.restore_storage or spec.run.storage
     storage = open_storage(place.url, place.options)
 
     def fetch(position: int) -> RestoredFile:
-        file = state.files[position]
-        path = target / file.name
+        file = files[position]
+        path = target / (f"{position}-{file.name}" if file.is_log else file.name)
         restored = RestoredFile(file.name, path, file.identity, file.shared)
         if file.handle is None:
             with disk_full_names(target):
                 path.write_bytes(file.inline or b"")
             return restored
-        what = (
-            f"job {spec.run.job}, operator {state.operator}, subtask {state.subtask}: {storage.url}/{file.handle.path}"
-        )
+        whose = f"operator {state.operator}, subtask {state.subtask}" if state else f"slot {spec.index}"
+        what = f"job {spec.run.job}, {whose}: {storage.url}/{file.handle.path}"
         advice = "Restore from another checkpoint, or bring the file back."
         try:
             with disk_full_names(target):
@@ -125,21 +144,7 @@ def _download(spec: SlotSpec, state: SubtaskState, target: Path) -> list[Restore
         return restored
 
     with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(fetch, range(len(state.files))))
-
-
-def checksum(path: Path) -> str:
-    """The checksum of a local file, as checkpoint metadata holds it."""
-    value = 0
-    with path.open("rb") as source:
-        while block := source.read(1 << 20):
-            value = zlib.crc32(block, value)
-    return checksum_text(value)
-
-
-def checksum_text(crc32: int) -> str:
-    """A checksum as checkpoint metadata holds it."""
-    return f"crc32:{crc32:08x}"
+        return list(pool.map(fetch, range(len(files))))
 
 
 def fetch_file(storage: Storage, handle: FileHandle, target: Path) -> None:

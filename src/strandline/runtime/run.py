@@ -26,8 +26,9 @@ from strandline.errors import (
 from strandline.runtime.batches import FATAL
 from strandline.runtime.cluster import Cluster
 from strandline.runtime.generation import Generation
-from strandline.runtime.messages import RunInfo, StorageSettings, UploadSettings
+from strandline.runtime.messages import ChangelogSettings, RunInfo, StorageSettings, UploadSettings
 from strandline.runtime.plan import Graph
+from strandline.runtime.recoveries import Recovery
 from strandline.runtime.restart import RestartStrategy
 from strandline.runtime.takeover import Restore
 from strandline.runtime.wire import default_host
@@ -115,12 +116,13 @@ class Run:
                     self._config.small_file_threshold,
                     self._config.max_space_amplification,
                 ),
+                changelog=_changelog(self._config),
                 sys_path=[os.path.abspath(entry) for entry in sys.path if entry] + [os.getcwd()],
             )
 
         return Cluster(context, info, run_id=run_id, secret=secret, bind_host=host)
 
-    def _open_generation(self) -> None:
+    def _open_generation(self, after_failure: StrandlineError | None = None) -> None:
         assert self._cluster is not None
         self._generation = Generation.open(
             self.name,
@@ -134,6 +136,7 @@ class Run:
             self._claimed,
             # Whatever comes after the first takeover goes on from what that one wrote into the log.
             self._restore if self._number is None else None,
+            after_failure,
         )
         self._set_status("running")
 
@@ -191,7 +194,7 @@ class Run:
             if self._asked:
                 return False
             try:
-                self._open_generation()
+                self._open_generation(failure)
                 return True
             except StrandlineError as error:
                 failure = error
@@ -267,6 +270,9 @@ class Run:
     def checkpoints(self) -> list[CheckpointStats]:
         return self._history.checkpoints()
 
+    def recoveries(self) -> list[Recovery]:
+        return list(self._cluster.recoveries) if self._cluster is not None else []
+
     def trigger_checkpoint(self) -> CheckpointStats:
         taken = self._running().checkpoints.take()
         if taken is None:
@@ -329,6 +335,18 @@ class Run:
         }
 
 
+def _changelog(config: Config) -> ChangelogSettings | None:
+    if not config.changelog:
+        return None
+    return ChangelogSettings(
+        upload_timeout=config.changelog_upload_timeout,
+        upload_attempts=config.changelog_upload_attempts,
+        max_behind_bytes=config.changelog_max_in_flight,
+        materialization_interval=config.materialization_interval,
+        max_amplification=config.changelog_max_amplification,
+    )
+
+
 def _absolute(location: str) -> str:
     """A local path must mean the same folder in every process, whatever its working directory."""
     return location if "://" in location else os.path.abspath(location)
@@ -344,8 +362,7 @@ def _check_spark(spark: SparkSession, config: Config) -> None:
             f"spark.executor.pyspark.memory={limit} limits the address space of Python workers and of all processes "
             f"they start, so slots could not have state_memory of {config.state_memory} bytes. Remove the setting."
         )
-    for name in ("changelog", "local_recovery"):
-        if getattr(config, name):
-            raise ConfigError(f"{name}=True is not available in this release")
+    if config.local_recovery:
+        raise ConfigError("local_recovery=True is not available in this release")
     if config.rest_port is not None:
         raise ConfigError("rest_port is set, but the REST interface is not available in this release")

@@ -25,10 +25,18 @@ import pyarrow.flight as flight
 from strandline.errors import StaleAttemptError, StrandlineError
 from strandline.operators.base import Operator, SubtaskInfo
 from strandline.runtime.local_files import OperatorFolder, slot_folder, socket_folder
-from strandline.runtime.messages import BatchTime, ExchangeHeader, OperatorSpec, SlotSpec, SnapshotReport
+from strandline.runtime.messages import (
+    BatchTime,
+    ExchangeHeader,
+    OperatorSpec,
+    Rebuilt,
+    Sealed,
+    SlotSpec,
+    SnapshotReport,
+)
 from strandline.runtime.operator_slot import OperatorSlot
 from strandline.runtime.rebuild import rebuild
-from strandline.runtime.wire import Server, encode_error
+from strandline.runtime.wire import Address, Client, Server, encode_error
 from strandline.state.rocksdb import RocksDBMemory
 
 log = logging.getLogger(__name__)
@@ -45,6 +53,9 @@ class Slot:
         self._floor = (spec.decided_batch, 0)
         self._failure: dict[str, Any] | None = None
         self._stopped = threading.Event()
+        self.rebuilt: list[Rebuilt] = []
+        self._manager: Client | None = None
+        self._teller = ThreadPoolExecutor(1, thread_name_prefix="teller") if spec.run.changelog else None
         memory = RocksDBMemory(spec.backend.memory_bytes) if spec.backend.kind == "rocksdb" else None
         self.operators = {op.uid: self._open(number, op, memory) for number, op in enumerate(spec.operators)}
 
@@ -53,7 +64,22 @@ class Slot:
         operator: Operator = pickle.loads(op.blob)
         operator.open(SubtaskInfo(spec.run.job, op.uid, spec.index, spec.parallelism, spec.max_parallelism))
         folder = OperatorFolder(slot_folder(spec) / f"op-{number}")
-        return OperatorSlot(operator, rebuild(spec, operator, folder, memory), folder, spec)
+        backend, rebuilt = rebuild(spec, operator, folder, memory)
+        self.rebuilt.append(rebuilt)
+        return OperatorSlot(operator, backend, folder, spec, self._tell_sealed)
+
+    def _tell_sealed(self, sealed: Sealed) -> None:
+        """Let the task manager begin with the upload. If word does not arrive, it finds the segment by `status`."""
+        if self._teller is not None:
+            self._teller.submit(self._call_manager, sealed)
+
+    def _call_manager(self, sealed: Sealed) -> None:
+        try:
+            if self._manager is None:
+                self._manager = Client(Address.unpack(self.spec.manager), self.spec.run.secret)
+            self._manager.call("sealed", sealed, timeout=5)
+        except StrandlineError as error:
+            log.info("the task manager was not told of a segment: %s", error)
 
     # --- data ------------------------------------------------------------------------------------
 
@@ -103,6 +129,7 @@ class Slot:
         return {
             "incarnation": self.spec.incarnation,
             "prepared": {uid: op.prepared() for uid, op in self.operators.items()},
+            "sealed": [sealed for op in self.operators.values() if (sealed := op.sealed()) is not None],
             "committed": {uid: op.committed for uid, op in self.operators.items()},
             "failure": self._failure,
         }
@@ -185,7 +212,8 @@ class Slot:
             unix_path=str(socket_folder(spec.run.run_id) / f"s{spec.index}-{spec.incarnation}.sock"),
             exchange=self.exchange,
         )
-        _tell(ready, {"address": server.address.pack()})
+        states = {uid: op.described_states() for uid, op in self.operators.items()}
+        _tell(ready, {"address": server.address.pack(), "states": states, "rebuilt": self.rebuilt})
         self._stopped.wait()
         time.sleep(0.05)  # let the answer to `stop` leave
         server.close()

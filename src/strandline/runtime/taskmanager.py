@@ -25,7 +25,8 @@ import msgspec
 from strandline.checkpoint.metadata import FileHandle
 from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.local_files import run_folder, slot_folder, socket_folder
-from strandline.runtime.messages import RunInfo, SlotSpec, SnapshotReport
+from strandline.runtime.messages import RunInfo, Sealed, SlotSpec, SnapshotReport
+from strandline.runtime.task_log import TaskLog
 from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.runtime.wire import Address, Client, Server, decode_error, encode_error
 from strandline.state.keys import key_group_range
@@ -45,6 +46,8 @@ class SlotProcess:
     spec: SlotSpec
     process: subprocess.Popen[bytes]
     client: Client
+    rebuilt: list[Any]
+    """How its operators' states came back; see `Rebuilt`."""
 
     def alive(self) -> bool:
         return self.process.poll() is None
@@ -74,16 +77,21 @@ class TaskManager:
         _clear_dead_runs(self._folder)
         storage = open_storage(run.storage.url, run.storage.options)
         self._uploader = SnapshotUploader(storage, run.job, run.uploads)
+        self._log = TaskLog(storage, run.job, run.changelog, self._uploader) if run.changelog else None
         self._coordinator = Client(Address.unpack(run.coordinator), run.secret)
         names = (
             "start_slots",
             "stop_slots",
             "fan",
+            "sealed",
+            "settle",
+            "commit",
             "barrier",
             "checkpoint_completed",
             "checkpoint_aborted",
             "shutdown",
             "describe",
+            "figures",
         )
         self.server = Server(
             run.secret,
@@ -91,25 +99,35 @@ class TaskManager:
             bind_host=run.bind_host,
             unix_path=str(socket_folder(run.run_id) / f"tm-{os.getpid()}.sock"),
         )
+        if self._log is not None:
+            self._log.start(self._freeze, self._thaw)
 
     # --- slots -----------------------------------------------------------------------------------
 
     def start_slots(self, body: dict[str, Any]) -> dict[int, Any]:
-        """Start a slot for every spec, in parallel; answers with their addresses once they hold their state."""
-        specs = [msgspec.convert(spec, SlotSpec) for spec in body["specs"]]
-        for spec in specs:
-            self._uploader.start_from(spec.restore, spec.restore_owned)
+        """Start a slot for every spec, in parallel; answers once they hold their state: where they are, and how."""
+        here = self.server.address.pack()
+        specs = [msgspec.structs.replace(msgspec.convert(spec, SlotSpec), manager=here) for spec in body["specs"]]
         with self._changing:
             for spec in specs:
                 old = self._slots.pop(spec.index, None)
                 if old is not None:
                     old.end()
+                was_here = old is not None and old.spec.generation == spec.generation
+                if self._log is None or not was_here:
+                    self._uploader.start_from(spec.restore, spec.restore_owned)
+                if self._log is not None:
+                    self._log.slot_starts(spec, was_here)
             self._clear_old_generations(specs)
             outcomes = list(self._fan_pool.map(self._start, specs))
         failed = [outcome for outcome in outcomes if isinstance(outcome, StrandlineError)]
         if failed:
             raise failed[0]
-        return {slot.spec.index: slot.client.address.pack() for slot in outcomes if isinstance(slot, SlotProcess)}
+        return {
+            slot.spec.index: {"address": slot.client.address.pack(), "rebuilt": slot.rebuilt}
+            for slot in outcomes
+            if isinstance(slot, SlotProcess)
+        }
 
     def _start(self, spec: SlotSpec) -> SlotProcess | StrandlineError:
         folder = slot_folder(spec)
@@ -144,8 +162,11 @@ class TaskManager:
         if "error" in told:
             process.wait()
             return decode_error(bytes.fromhex(told["error"]))
-        slot = SlotProcess(spec, process, Client(Address.unpack(told["address"]), spec.run.secret))
+        client = Client(Address.unpack(told["address"]), spec.run.secret)
+        slot = SlotProcess(spec, process, client, told["rebuilt"])
         self._slots[spec.index] = slot
+        if self._log is not None:
+            self._log.slot_opened(spec.index, told["states"])
         return slot
 
     def _clear_old_generations(self, specs: list[SlotSpec]) -> None:
@@ -168,6 +189,8 @@ class TaskManager:
                     pass
                 slot.end()
             self._slots.clear()
+            if self._log is not None:
+                self._log.end()
 
     def describe(self, _body: Any) -> dict[str, Any]:
         return {
@@ -190,10 +213,51 @@ class TaskManager:
         answers = self._fan_pool.map(one, slots)
         return {slot.spec.index: answer for slot, answer in zip(slots, answers, strict=True)}
 
+    # --- batches ---------------------------------------------------------------------------------
+
+    def sealed(self, body: dict[str, Any]) -> None:
+        """A slot has sealed a segment."""
+        if self._log is not None:
+            self._log.offer(msgspec.convert(body, Sealed))
+
+    def settle(self, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        """The slots' status; with the changelog, once what they prepared in this round is durable.
+
+        A slot's answer then has `log`: of every segment, whether it is durable, and its file.
+        """
+        answers = self.fan({"action": "status", "indices": body["indices"]})
+        if self._log is None:
+            return answers
+        sealed = [
+            one
+            for answer in answers.values()
+            if "value" in answer
+            for one in msgspec.convert(answer["value"]["sealed"], list[Sealed])
+            if (one.batch, one.round) == (body["batch"], body["round"])
+        ]
+        for (operator, index), outcome in self._log.settle(sealed).items():
+            answers[index]["value"].setdefault("log", {})[operator] = outcome
+        return answers
+
+    def commit(self, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        """The batch is decided: it is part of the log, and every slot makes it its state."""
+        if self._log is not None:
+            self._log.committed(body["batch"])
+        return self.fan({"action": "commit", "body": body, "indices": body["indices"]})
+
+    def figures(self, _body: Any) -> dict[str, float]:
+        """What the changelog takes up and what it cost; nothing without one."""
+        return self._log.describe() if self._log is not None else {}
+
     # --- checkpoints -----------------------------------------------------------------------------
 
     def barrier(self, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        """Freeze all slots (the synchronous part), then upload in the background."""
+        """Freeze all slots (the synchronous part), then upload in the background.
+
+        With the changelog everything is durable already, as a rule: then the acknowledgements are part of the answer.
+        """
+        if self._log is not None:
+            return self._barrier_of_log(self._log, body)
         answers = self.fan({"action": "barrier", "body": body, "timeout": body.get("timeout")})
         slots = [self._slots[index] for index, answer in answers.items() if index in self._slots and "value" in answer]
         threading.Thread(target=self._upload, args=(slots, body["checkpoint"], time.time()), daemon=True).start()
@@ -230,16 +294,64 @@ class TaskManager:
             log.warning("checkpoint %d: %s", checkpoint_id, error)
         finally:
             for slot in slots:
-                try:
-                    slot.client.call("release", {"checkpoint": checkpoint_id})
-                except StrandlineError as error:
-                    log.warning("checkpoint %d, slot %d: %s", checkpoint_id, slot.spec.index, error)
+                _release(slot, checkpoint_id)
+
+    def _barrier_of_log(self, log_: TaskLog, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        answers: dict[int, dict[str, Any]] = {index: {"value": []} for index in self._slots}
+        barrier_time = time.time()
+        acks = log_.acknowledge(body["checkpoint"], barrier_time)
+        if acks is None:
+            generation = next((slot.spec.generation for slot in self._slots.values()), 0)
+            work = (log_, body["checkpoint"], generation, barrier_time)
+            threading.Thread(target=self._acknowledge_late, args=work, daemon=True).start()
+        for ack in acks or ():
+            answers[ack.state.subtask]["value"].append(ack)
+        return answers
+
+    def _acknowledge_late(self, log_: TaskLog, checkpoint_id: int, generation: int, barrier_time: float) -> None:
+        """Make durable what is missing, then acknowledge; or decline."""
+        about = {"checkpoint": checkpoint_id, "generation": generation}
+        try:
+            try:
+                acks = None
+                while acks is None:
+                    log_.catch_up()
+                    acks = log_.acknowledge(checkpoint_id, barrier_time)
+                for ack in acks:
+                    self._coordinator.call("acknowledge", {**about, "ack": ack})
+            except (StrandlineError, OSError) as error:
+                log.warning("checkpoint %d: %s", checkpoint_id, error)
+                reason = f"task manager {self.identity}: {error}"
+                lost = isinstance(error, SlotLostError)
+                self._coordinator.call("decline", {**about, "reason": reason, "lost": lost})
+        except StrandlineError as error:
+            log.warning("checkpoint %d: %s", checkpoint_id, error)
+
+    def _freeze(self, index: int, number: int) -> list[SubtaskSnapshot]:
+        """A slot's state as it is now, in local files."""
+        slot = self._slots.get(index)
+        if slot is None:
+            raise SlotLostError(f"slot {index} of job {self.run.job} is not running")
+        slot.client.call("barrier", {"checkpoint": number})
+        return _snapshots(slot, number, time.time())
+
+    def _thaw(self, index: int, number: int) -> None:
+        """The slot's files of that state are not needed for an upload any more."""
+        slot = self._slots.get(index)
+        if slot is not None:
+            _release(slot, number)
 
     def checkpoint_completed(self, body: dict[str, Any]) -> None:
+        if self._log is not None:
+            self._log.completed(body["checkpoint"])
+            return
         replaced = msgspec.convert(body["replaced"], dict[str, FileHandle])
         self._uploader.completed(body["checkpoint"], replaced)
 
     def checkpoint_aborted(self, body: dict[str, Any]) -> None:
+        if self._log is not None:
+            self._log.aborted(body["checkpoint"])
+            return
         self._uploader.aborted(body["checkpoint"])
 
     # --- life ------------------------------------------------------------------------------------
@@ -267,6 +379,9 @@ class TaskManager:
                     break
         for slot in list(self._slots.values()):
             slot.end()
+        if self._log is not None:
+            self._log.end()
+            self._log.close()
         self._uploader.close()
         self._alive.close()
         if _nobody_holds(self._folder):
@@ -290,6 +405,13 @@ def _snapshots(slot: SlotProcess, checkpoint_id: int, barrier_time: float) -> li
         )
         for report in msgspec.convert(reports, list[SnapshotReport])
     ]
+
+
+def _release(slot: SlotProcess, checkpoint_id: int) -> None:
+    try:
+        slot.client.call("release", {"checkpoint": checkpoint_id})
+    except StrandlineError as error:
+        log.warning("checkpoint %d, slot %d: %s", checkpoint_id, slot.spec.index, error)
 
 
 def _hold(folder: Path) -> BinaryIO:

@@ -23,9 +23,9 @@ from strandline.checkpoint.metadata import FileHandle, StateFile, SubtaskState
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import CheckpointError, StorageError
 from strandline.runtime.messages import SnapshotReport, UploadSettings
-from strandline.runtime.rebuild import checksum, checksum_text
 from strandline.state.disk import disk_full_names
 from strandline.storage import Storage
+from strandline.storage.checksums import checksum, checksum_text
 from strandline.storage.paths import JobPaths
 
 log = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ class _Upload:
     """One checkpoint's upload while it is under way."""
 
     checkpoint_id: int
+    lasting: bool
     begun: list[str] = field(default_factory=list)
     """Paths that may hold something by now."""
     given_up: bool = False
@@ -112,18 +113,27 @@ class SnapshotUploader:
             self._confirmed[(state.operator, state.subtask)] = {
                 file.identity: _Held(file.identity, file.handle)
                 for file in state.files
-                if owned and file.shared and file.handle is not None
+                if owned and file.shared and not file.is_log and file.handle is not None
             }
 
-    def upload(self, checkpoint_id: int, snapshots: Sequence[SubtaskSnapshot]) -> list[SubtaskAck]:
+    def forget(self, subtasks: Iterable[Subtask]) -> None:
+        """Nothing that was uploaded of these subtasks can be relied on."""
+        for subtask in subtasks:
+            self._confirmed.pop(subtask, None)
+
+    def upload(
+        self, checkpoint_id: int, snapshots: Sequence[SubtaskSnapshot], lasting: bool = False
+    ) -> list[SubtaskAck]:
         """Make snapshots durable, those of all slots together; the acknowledgements say what may be referred to.
+
+        `lasting`: they are not for one checkpoint, so none of their files may go with one.
 
         If a file cannot be uploaded, or the checkpoint is given up meanwhile, that error is raised, and what was
         uploaded is deleted again.
         """
         started = time.perf_counter()
         files = [[_File(n, Path(p), size, i, shared, i) for n, p, size, i, shared in s.report.files] for s in snapshots]
-        upload = self._running[checkpoint_id] = _Upload(checkpoint_id)
+        upload = self._running[checkpoint_id] = _Upload(checkpoint_id, lasting)
         try:
             self._store_all(upload, snapshots, files)
         finally:
@@ -227,7 +237,8 @@ class SnapshotUploader:
 
     def _store_one(self, upload: _Upload, file: _File) -> None:
         unique = f"{uuid.uuid4().hex}-{file.name}"
-        path = self._paths.shared(unique) if file.shared else self._paths.exclusive(upload.checkpoint_id, unique)
+        lasting = file.shared or upload.lasting
+        path = self._paths.shared(unique) if lasting else self._paths.exclusive(upload.checkpoint_id, unique)
         self._put(upload, path, lambda: self._storage.upload(file.local, path))
         file.settle(FileHandle(path, file.size, checksum(file.local)))
 

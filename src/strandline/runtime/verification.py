@@ -13,9 +13,10 @@ from typing import Any
 from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, all_files
 from strandline.errors import CheckpointNotFoundError, MetadataError, NotFoundError, StorageError, StorageFullError
 from strandline.runtime.joblog import JobLogStore
-from strandline.runtime.rebuild import checksum, fetch_file
+from strandline.runtime.rebuild import fetch_file
 from strandline.runtime.takeover import read_metadata
 from strandline.storage import JobPaths, Storage
+from strandline.storage.checksums import checksum
 from strandline.storage.local import LocalStorage
 
 THREADS = 8

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,9 @@ import msgspec
 import pyarrow as pa
 
 from strandline.errors import DamagedFileError
+from strandline.state.chunks import CHUNK_ENTRIES
 from strandline.state.disk import disk_full_names
+from strandline.state.full_snapshot import KEY_GROUP_BYTES
 
 _MAGIC: Final = b"SLSEG\x00\x00\x01"
 _HEAD: Final = struct.Struct("<8sII")
@@ -58,16 +61,12 @@ def write_segment(path: Path, header: SegmentHeader, chunks: Iterable[Chunk]) ->
 
     It is not synced: it outlives the process, not the host. Raises `StorageFullError` when the disk is full.
     """
-    draft = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-    with disk_full_names(path.parent):
-        try:
-            with draft.open("wb", buffering=0) as file:
-                entries, size = _write(file, header, chunks)
-            draft.replace(path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
-    return Segment(path, header, entries, size)
+    return _seal(path, header, (_batch(keys, values) for keys, values in chunks))
+
+
+def write_table(path: Path, header: SegmentHeader, table: pa.Table) -> Segment:
+    """Seal a table of changes, as `read_table` gives them, into a file; see `write_segment`."""
+    return _seal(path, header, table.to_batches(max_chunksize=CHUNK_ENTRIES))
 
 
 def read_header(path: Path) -> SegmentHeader:
@@ -80,6 +79,26 @@ def read_segment(path: Path) -> tuple[SegmentHeader, Iterator[Chunk]]:
     header, start = _open(path)
     _verify(path)
     return header, _chunks(path, start)
+
+
+def read_table(path: Path, key_groups: range | None = None) -> pa.Table:
+    """The changes of a segment, or those of `key_groups`; all is verified first. Raises `DamagedFileError`."""
+    _header, start = _open(path)
+    _verify(path)
+    with pa.OSFile(str(path)) as file:
+        file.seek(start)
+        with pa.ipc.open_stream(file) as stream:
+            table = stream.read_all()
+    if key_groups is None:
+        return table
+    keys = table.column("key")
+    first, end = (
+        bisect_left(range(len(keys)), group.to_bytes(KEY_GROUP_BYTES + 1, "big")[1:], key=lambda at: keys[at].as_py())
+        if group < 1 << 8 * KEY_GROUP_BYTES
+        else len(keys)
+        for group in (key_groups.start, key_groups.stop)
+    )
+    return table.slice(first, end - first)
 
 
 class _Checksummed:
@@ -114,16 +133,32 @@ class _Checksummed:
         return False
 
 
-def _write(file: BinaryIO, header: SegmentHeader, chunks: Iterable[Chunk]) -> tuple[int, int]:
+def _batch(keys: list[bytes], values: list[bytes | None]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(keys, pa.binary()), pa.array(values, pa.binary())], schema=_SCHEMA)
+
+
+def _seal(path: Path, header: SegmentHeader, batches: Iterable[pa.RecordBatch]) -> Segment:
+    draft = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    with disk_full_names(path.parent):
+        try:
+            with draft.open("wb", buffering=0) as file:
+                entries, size = _write(file, header, batches)
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+    return Segment(path, header, entries, size)
+
+
+def _write(file: BinaryIO, header: SegmentHeader, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
     out = _Checksummed(file)
     packed = msgspec.msgpack.encode(header)
     out.write(_HEAD.pack(_MAGIC, len(packed), zlib.crc32(packed)) + packed)
     entries = 0
     with pa.ipc.new_stream(out, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
-        for keys, values in chunks:
-            columns = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
-            stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
-            entries += len(keys)
+        for batch in batches:
+            stream.write_batch(batch)
+            entries += batch.num_rows
     length = out.size
     crc = zlib.crc32(_CHECKED.pack(entries, length), out.crc)
     out.write(_FOOT.pack(entries, length, crc, _MAGIC))

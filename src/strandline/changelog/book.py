@@ -1,0 +1,243 @@
+"""The book of a task manager's changelog: what is durable of each subtask's state, and what nobody needs any more.
+
+The state of a subtask is a materialization and the segments after it. Both are uploaded independently of checkpoints; a
+checkpoint only names them. Files that are not needed any more are not deleted here: the next checkpoint reports them,
+and the coordinator deletes those that no retained checkpoint refers to. Pure bookkeeping: no I/O, no threads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from strandline.checkpoint.metadata import LOG_SUFFIX, FileHandle, StateFile
+
+Subtask = tuple[str, int]
+"""Operator uid and subtask index."""
+
+
+def segment_name(batch: int) -> str:
+    """The name of the segment that ends with `batch`; the order of names is the order of batches."""
+    return f"{batch:020d}{LOG_SUFFIX}"
+
+
+def last_batch(file: StateFile) -> int:
+    """The last batch that a segment brings."""
+    return int(file.name.removesuffix(LOG_SUFFIX))
+
+
+@dataclass(slots=True, eq=False)
+class SubtaskLog:
+    """What is durable of one subtask's state."""
+
+    base: tuple[StateFile, ...] | None
+    """The newest materialization; empty for a state that began empty; None if there is nothing to build on yet."""
+    segments: list[StateFile]
+    """What changed since, in the order of batches."""
+
+    @property
+    def files(self) -> tuple[StateFile, ...]:
+        return (*(self.base or ()), *self.segments)
+
+    @property
+    def base_bytes(self) -> int:
+        return sum(map(_size, self.base or ()))
+
+    @property
+    def log_bytes(self) -> int:
+        return sum(map(_size, self.segments))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a checkpoint names of one subtask."""
+
+    subtask: Subtask
+    files: tuple[StateFile, ...]
+    full_bytes: int
+    new_bytes: int
+    """What of it the last acknowledged checkpoint did not name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """What a checkpoint names, and what it reports as not needed any more."""
+
+    entries: tuple[Entry, ...]
+    beforehand: tuple[str, ...]
+    """Paths that no completed checkpoint is known to refer to."""
+    obsolete: tuple[FileHandle, ...]
+
+
+@dataclass(slots=True)
+class _Asked:
+    paths: set[str]
+    obsolete: set[str]
+    subtasks: set[Subtask]
+
+
+@dataclass(slots=True)
+class LogBook:
+    """One task manager's; the caller sees to it that one thread at a time uses it."""
+
+    _logs: dict[Subtask, SubtaskLog] = field(default_factory=dict)
+    _users: Counter[str] = field(default_factory=Counter)
+    """How many files of the logs, and of uploads that are not decided yet, lie at a path."""
+    _handles: dict[str, FileHandle] = field(default_factory=dict)
+    _obsolete: dict[str, FileHandle] = field(default_factory=dict)
+    _confirmed: set[str] = field(default_factory=set)
+    """Paths that the newest completed checkpoint refers to."""
+    _asked: dict[int, _Asked] = field(default_factory=dict)
+    _named: dict[Subtask, frozenset[str]] = field(default_factory=dict)
+    """The files of each subtask that the last acknowledged checkpoint named."""
+
+    # --- subtasks --------------------------------------------------------------------------------
+
+    def open(
+        self, subtask: Subtask, base: Iterable[StateFile] | None, segments: Iterable[StateFile], confirmed: bool
+    ) -> SubtaskLog:
+        """Begin the log of a subtask; `confirmed`: its base belongs to a completed checkpoint of the job."""
+        before = self._logs.get(subtask)
+        log = SubtaskLog(None if base is None else tuple(base), sorted(segments, key=attrgetter("name")))
+        self._use(log.files)
+        self._logs[subtask] = log
+        if confirmed:
+            self._confirmed.update(_paths(log.files))
+        if before is not None:
+            self._release(before.files)
+        return log
+
+    def close(self, subtask: Subtask) -> None:
+        """The subtask is not here any more."""
+        log = self._logs.pop(subtask, None)
+        self._named.pop(subtask, None)
+        if log is not None:
+            self._release(log.files)
+
+    def __contains__(self, subtask: Subtask) -> bool:
+        return subtask in self._logs
+
+    def log(self, subtask: Subtask) -> SubtaskLog:
+        return self._logs[subtask]
+
+    def subtasks(self) -> list[Subtask]:
+        """The subtasks with a log, in order."""
+        return sorted(self._logs)
+
+    # --- what becomes durable ------------------------------------------------------------------------
+
+    def hold(self, file: StateFile) -> None:
+        """A segment is uploaded whose batch is not decided yet: its file must stay."""
+        self._use([file])
+
+    def void(self, file: StateFile) -> None:
+        """A segment that was held belongs to an attempt that never commits."""
+        self._release([file])
+
+    def append(self, subtask: Subtask, file: StateFile) -> None:
+        """A held segment's batch is committed. Segments may come out of order where an upload had to be repeated."""
+        log = self._logs.get(subtask)
+        if log is None:
+            self._release([file])
+            return
+        log.segments.append(file)
+        log.segments.sort(key=attrgetter("name"))
+
+    def materialized(self, subtask: Subtask, log: SubtaskLog, files: Sequence[StateFile], batch: int) -> bool:
+        """The state at `batch` is durable: segments up to it are not needed any more.
+
+        False if the log was begun anew since the state was frozen; then the materialization is of no use.
+        """
+        self._use(files)
+        if self._logs.get(subtask) is not log:
+            self._release(files)
+            return False
+        gone = [*(log.base or ()), *(one for one in log.segments if last_batch(one) <= batch)]
+        log.base = tuple(files)
+        log.segments = [one for one in log.segments if last_batch(one) > batch]
+        self._release(gone)
+        return True
+
+    def merged(self, subtask: Subtask, log: SubtaskLog, replaced: Sequence[StateFile], by: StateFile) -> bool:
+        """One uploaded segment stands for several that follow each other. False if they are not needed any more."""
+        self._use([by])
+        if self._logs.get(subtask) is not log or any(one not in log.segments for one in replaced):
+            self._release([by])
+            return False
+        at = log.segments.index(replaced[0])
+        log.segments[at : at + len(replaced)] = [by]
+        self._release(replaced)
+        return True
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def without_base(self) -> list[Subtask]:
+        """The subtasks that must be materialized before a checkpoint can name their state."""
+        return [subtask for subtask, log in sorted(self._logs.items()) if log.base is None]
+
+    def acknowledge(self, checkpoint_id: int) -> Acknowledged:
+        """What a checkpoint names that comes after everything committed so far."""
+        entries = tuple(self._entry(subtask, log) for subtask, log in sorted(self._logs.items()))
+        paths = {path for entry in entries for path in _paths(entry.files)}
+        self._asked[checkpoint_id] = _Asked(paths, set(self._obsolete), set(self._logs))
+        return Acknowledged(entries, tuple(paths - self._confirmed), tuple(self._obsolete.values()))
+
+    def _entry(self, subtask: Subtask, log: SubtaskLog) -> Entry:
+        files = log.files
+        before = self._named.get(subtask, frozenset())
+        self._named[subtask] = frozenset(file.identity for file in files)
+        new = sum(_size(file) for file in files if file.identity not in before)
+        return Entry(subtask, files, sum(map(_size, files)), new)
+
+    def completed(self, checkpoint_id: int) -> list[Subtask]:
+        """The checkpoint is complete: it keeps its files, and what it reported is dealt with.
+
+        Returns the subtasks that it does not name as this book has them: another task manager acknowledged them. Their
+        files may be gone by now, so that they have to be materialized anew.
+        """
+        asked = self._asked.pop(checkpoint_id, _Asked(set(), set(), set()))
+        for older in [number for number in self._asked if number < checkpoint_id]:
+            del self._asked[older]
+        self._confirmed = asked.paths
+        for path in asked.obsolete:
+            self._obsolete.pop(path, None)
+        lost = [subtask for subtask in sorted(self._logs) if subtask not in asked.subtasks]
+        for subtask in lost:
+            self.open(subtask, None, (), confirmed=False)
+        return lost
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """The checkpoint is given up; its files stay part of the log."""
+        self._asked.pop(checkpoint_id, None)
+
+    def leftovers(self) -> list[str]:
+        """Paths that no checkpoint refers to, nor will once all subtasks are closed."""
+        referred = self._confirmed.union(*(asked.paths for asked in self._asked.values()))
+        return sorted({*self._users, *self._obsolete} - referred)
+
+    # --- paths -----------------------------------------------------------------------------------
+
+    def _use(self, files: Iterable[StateFile]) -> None:
+        for file in files:
+            if file.handle is not None:
+                path = file.handle.path
+                self._users[path] += 1
+                self._handles[path] = file.handle
+                self._obsolete.pop(path, None)
+
+    def _release(self, files: Iterable[StateFile]) -> None:
+        for path in _paths(files):
+            self._users[path] -= 1
+            if not self._users[path]:
+                del self._users[path]
+                self._obsolete[path] = self._handles.pop(path)
+
+
+def _paths(files: Iterable[StateFile]) -> Iterator[str]:
+    return (file.handle.path for file in files if file.handle is not None)
+
+
+def _size(file: StateFile) -> int:
+    return file.handle.size if file.handle is not None else len(file.inline or b"")

@@ -50,16 +50,21 @@ class LogUploader:
     def upload(self, segments: Sequence[Path]) -> list[FileHandle]:
         """The handles of local files, durable. Raises `StorageError` when every attempt failed or was too slow."""
         handles: list[FileHandle] = []
-        for group in _grouped(segments):
-            handles += self._upload_group(group)
+        try:
+            for group in _grouped(segments):
+                handles += self._upload_group(group)
+        except BaseException:
+            for path in {handle.path for handle in handles}:
+                self._delete(path)
+            raise
         return handles
 
     def _upload_group(self, group: Sequence[Path]) -> list[FileHandle]:
         if len(group) == 1:
+            size, found = group[0].stat().st_size, checksum(group[0])
             path = self._store(lambda path: self._storage.upload(group[0], path))
-            size = group[0].stat().st_size
             self._count(bytes=size)
-            return [FileHandle(path, size, checksum(group[0]))]
+            return [FileHandle(path, size, found)]
         parts = [path.read_bytes() for path in group]
         data = b"".join(parts)
         path = self._store(lambda path: self._storage.write(path, data))
@@ -79,7 +84,11 @@ class LogUploader:
         for _ in range(self._attempts):
             path = self._paths.shared(f"{uuid.uuid4().hex}-log")
             self._count(attempts=1)
-            running[self._pool.submit(put, path)] = path
+            try:
+                running[self._pool.submit(put, path)] = path
+            except RuntimeError:  # closed meanwhile
+                errors.append("the task manager ends")
+                break
             winner = self._wait(running, errors)
             if winner is not None:
                 self._abandon(running)
@@ -131,7 +140,8 @@ class LogUploader:
             figures.bytes += bytes
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """No more tries; those under way end on their own."""
+        self._pool.shutdown(wait=False)
 
 
 def _grouped(segments: Sequence[Path]) -> list[list[Path]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,16 +13,19 @@ import pyarrow.compute as pc
 from strandline.state.chunks import CHUNK_ENTRIES, halved
 from strandline.state.segment import Chunk, read_table
 
-AT_ONCE_BYTES = 64 << 20
-"""Segments are merged up to this size, compressed; a longer log is merged in several steps."""
+AT_ONCE_BYTES = 128 << 20
+"""Segments are merged up to this size in memory; a longer log is merged in several steps."""
 READERS = 4
+
+_WIDE = pa.schema([pa.field("key", pa.large_binary(), nullable=False), pa.field("value", pa.large_binary())])
+"""Columns of more than 2 GB: well compressed segments may be that large in memory."""
 
 
 def merge(tables: Sequence[pa.Table]) -> pa.Table:
     """The last change of every key, in ascending order; later tables hold later changes."""
     if len(tables) == 1:
         return tables[0]
-    whole = pa.concat_tables(tables).combine_chunks()
+    whole = pa.concat_tables(tables).cast(_WIDE).combine_chunks()
     # A stable sort: of equal keys, the last one is the newest.
     whole = whole.take(pc.sort_indices(whole, sort_keys=[("key", "ascending")])).combine_chunks()
     if whole.num_rows < 2:
@@ -37,21 +41,30 @@ def changes(segments: Sequence[Path], key_groups: range | None = None) -> Iterat
     Files are read and verified in parallel. Raises `DamagedFileError`.
     """
     with ThreadPoolExecutor(READERS, thread_name_prefix="read-log") as pool:
-        for group in _grouped(segments):
-            tables = list(pool.map(lambda path: read_table(path, key_groups), group))
+        for tables in _at_once(_read_ahead(pool, segments, key_groups)):
             for batch in merge(tables).to_batches(max_chunksize=CHUNK_ENTRIES):
                 yield from halved(batch.column(0).to_pylist(), batch.column(1).to_pylist())
 
 
-def _grouped(segments: Sequence[Path]) -> Iterator[list[Path]]:
-    group: list[Path] = []
-    size = 0
+def _read_ahead(pool: ThreadPoolExecutor, segments: Iterable[Path], key_groups: range | None) -> Iterator[pa.Table]:
+    """The segments in their order; only a few more than are asked for are in memory."""
+    ahead: deque[Future[pa.Table]] = deque()
     for path in segments:
-        length = path.stat().st_size
-        if group and size + length > AT_ONCE_BYTES:
+        ahead.append(pool.submit(read_table, path, key_groups))
+        if len(ahead) > READERS:
+            yield ahead.popleft().result()
+    while ahead:
+        yield ahead.popleft().result()
+
+
+def _at_once(tables: Iterable[pa.Table]) -> Iterator[list[pa.Table]]:
+    group: list[pa.Table] = []
+    size = 0
+    for table in tables:
+        if group and size + table.nbytes > AT_ONCE_BYTES:
             yield group
             group, size = [], 0
-        group.append(path)
-        size += length
+        group.append(table)
+        size += table.nbytes
     if group:
         yield group

@@ -20,7 +20,6 @@ import msgspec
 import pyarrow as pa
 
 from strandline.errors import DamagedFileError
-from strandline.state.chunks import CHUNK_ENTRIES
 from strandline.state.disk import disk_full_names
 from strandline.state.full_snapshot import KEY_GROUP_BYTES
 
@@ -29,6 +28,8 @@ _HEAD: Final = struct.Struct("<8sII")
 _FOOT: Final = struct.Struct("<QQI8s")
 _CHECKED: Final = struct.Struct("<QQ")
 _READ_BYTES: Final = 4 << 20
+_TABLE_ROWS: Final = 1024
+"""Rows written at once of a table, so that large values stay below the 2 GB of a column."""
 _SCHEMA: Final = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
 
 Chunk = tuple[list[bytes], list[bytes | None]]
@@ -65,8 +66,8 @@ def write_segment(path: Path, header: SegmentHeader, chunks: Iterable[Chunk]) ->
 
 
 def write_table(path: Path, header: SegmentHeader, table: pa.Table) -> Segment:
-    """Seal a table of changes, as `read_table` gives them, into a file; see `write_segment`."""
-    return _seal(path, header, table.to_batches(max_chunksize=CHUNK_ENTRIES))
+    """Seal a table of changes, as `read_table` or `merge` gives them, into a file; see `write_segment`."""
+    return _seal(path, header, (batch.cast(_SCHEMA) for batch in table.to_batches(max_chunksize=_TABLE_ROWS)))
 
 
 def read_header(path: Path) -> SegmentHeader:

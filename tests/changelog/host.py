@@ -169,9 +169,9 @@ class Host:
             else:
                 self.uploader.start_from(spec.restore, spec.restore_owned)
         for spec in specs:
-            self.slots[spec.index] = HostedSlot(spec, self._sealed)
+            slot = self.slots[spec.index] = HostedSlot(spec, self._sealed)
             if self.log is not None:
-                self.log.slot_opened(spec.index, dict.fromkeys((op.uid for op in spec.operators), []))
+                self.log.slot_opened(spec.index, {uid: op.described_states() for uid, op in slot.operators.items()})
 
     def _sealed(self, sealed: Sealed) -> None:
         if self.log is not None and self.hints:

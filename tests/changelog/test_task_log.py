@@ -202,10 +202,10 @@ def test_an_upload_of_a_round_that_was_replaced_meanwhile_is_deleted(world: Worl
 def test_word_of_a_segment_may_come_late_twice_or_from_an_older_round(world: World) -> None:
     host = world.started()
     host.prepare(1, 0, {S0: {A0: b"0"}})
-    (old,) = [one for one in host.slots[0].status(None)["sealed"]]
+    (old,) = host.slots[0].status(None)["sealed"]
     host.discard(1, 1)
     host.prepare(1, 1, {S0: {A0: b"1"}})
-    (new,) = [one for one in host.slots[0].status(None)["sealed"]]
+    (new,) = host.slots[0].status(None)["sealed"]
     for sealed in (old, new, old):
         host.task_log.offer(sealed)
     host.settle(1, 1)

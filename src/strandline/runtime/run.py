@@ -362,6 +362,11 @@ def _check_spark(spark: SparkSession, config: Config) -> None:
             f"spark.executor.pyspark.memory={limit} limits the address space of Python workers and of all processes "
             f"they start, so slots could not have state_memory of {config.state_memory} bytes. Remove the setting."
         )
+    if config.changelog_dir is not None and _absolute(config.changelog_dir) != _absolute(config.checkpoint_dir):
+        raise ConfigError(
+            f"changelog_dir={config.changelog_dir!r}: a storage of its own for the changelog is not available in this "
+            "release. Leave the option out: the changelog goes to checkpoint_dir."
+        )
     if config.local_recovery:
         raise ConfigError("local_recovery=True is not available in this release")
     if config.rest_port is not None:

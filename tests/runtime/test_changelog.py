@@ -18,6 +18,7 @@ from strandline.checkpoint.metadata import all_files
 from strandline.runtime.garbage import delete_garbage, find_garbage
 from strandline.runtime.verification import Verification
 from strandline.storage import LocalStorage
+from strandline.storage.elsewhere import list_located
 from tests.runtime.conftest import Place, running_sums, wait_until
 from tests.runtime.driver import Driver
 from tests.runtime.test_driver_kills import DELETED, WON
@@ -47,8 +48,11 @@ def check_storage(place: Place) -> None:
     storage = LocalStorage(str(place.checkpoints))
     delete_garbage(storage, find_garbage(storage, "visits", now=time.time() + 10, min_age=0, take_over=True))
     verification = Verification(storage, "visits")
-    assert [found.damage for found in verification.run()] == [()]
-    left = {file.path for file in storage.list("visits") if "/log/" not in file.path}
+    assert all(found.damage == () for found in verification.run())
+    needed = [handle.path for handle in verification.handles]
+    left = {
+        file.path for file in list_located(storage, "visits", needed) if "/log/" not in file.path.rpartition("//")[2]
+    }
     assert {path for path in left if not path.endswith("/_metadata")} == {h.path for h in verification.handles}
 
 
@@ -180,6 +184,7 @@ def test_no_claim_and_overlapping_checkpoints_work_with_the_changelog(place: Pla
     origin = files_of(place, chk(place, newest))
     assert any(file.is_log for _state, file in all_files(metadata(chk(place, newest))))
 
+    options["changelog_dir"] = str(place.root / "log")
     run = place.sums(**options).start(restore=chk(place, newest), claim_mode="no_claim")
     runs.append(run)
     for rows in data[3:]:
@@ -191,6 +196,16 @@ def test_no_claim_and_overlapping_checkpoints_work_with_the_changelog(place: Pla
         assert not files_of(place, chk(place, checkpoint.id)).keys() & origin.keys()
     assert files_of(place, chk(place, newest)) == origin
     run.stop()
+    # The log of the second run has a storage of its own: files there are found, verified and collected, too.
+    assert list((place.root / "log").glob("visits/shared/*-log"))
+    verified = Verification(LocalStorage(str(place.checkpoints)), "visits").run()
+    assert [checkpoint.damage for checkpoint in verified] == [()] * len(verified)
+    run = place.sums(**options).start()
+    runs.append(run)
+    run.process_all_available()
+    assert place.rows() == running_sums(data)
+    run.stop()
+    check_storage(place)
 
 
 def test_uploads_that_fail_for_a_while_fail_checkpoints_and_lose_nothing(place: Place, runs: list[sl.JobRun]) -> None:

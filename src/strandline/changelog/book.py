@@ -8,11 +8,11 @@ and the coordinator deletes those that no retained checkpoint refers to. Pure bo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 
-from strandline.checkpoint.metadata import LOG_SUFFIX, FileHandle, StateFile
+from strandline.checkpoint.metadata import LOG_SUFFIX, FileHandle, StateFile, SubtaskState
+from strandline.errors import CheckpointError
 
 Subtask = tuple[str, int]
 """Operator uid and subtask index."""
@@ -36,6 +36,8 @@ class SubtaskLog:
     """The newest materialization; empty for a state that began empty; None if there is nothing to build on yet."""
     segments: list[StateFile]
     """What changed since, in the order of batches."""
+    base_batch: int = -1
+    """The batch of a materialization that was made here: no earlier segment may come after it."""
 
     @property
     def files(self) -> tuple[StateFile, ...]:
@@ -73,9 +75,16 @@ class Acknowledged:
 
 @dataclass(slots=True)
 class _Asked:
-    paths: set[str]
-    obsolete: set[str]
-    subtasks: set[Subtask]
+    """A checkpoint since its barrier."""
+
+    logs: dict[Subtask, SubtaskLog] = field(default_factory=dict)
+    files: dict[Subtask, tuple[StateFile, ...]] = field(default_factory=dict)
+    """What it names; of a subtask without a base nothing, before it is acknowledged."""
+    obsolete: frozenset[str] = frozenset()
+    """What it reports."""
+
+    def paths(self) -> set[str]:
+        return {path for files in self.files.values() for path in _paths(files)}
 
 
 @dataclass(slots=True)
@@ -87,8 +96,12 @@ class LogBook:
     """How many files of the logs, and of uploads that are not decided yet, lie at a path."""
     _handles: dict[str, FileHandle] = field(default_factory=dict)
     _obsolete: dict[str, FileHandle] = field(default_factory=dict)
+    _spared: set[str] = field(default_factory=set)
+    """Paths that somebody may refer to without our knowing: what was restored, what older checkpoints named."""
     _confirmed: set[str] = field(default_factory=set)
     """Paths that the newest completed checkpoint refers to."""
+    _completed: int = -1
+    """The newest completed checkpoint."""
     _asked: dict[int, _Asked] = field(default_factory=dict)
     _named: dict[Subtask, frozenset[str]] = field(default_factory=dict)
     """The files of each subtask that the last acknowledged checkpoint named."""
@@ -96,15 +109,22 @@ class LogBook:
     # --- subtasks --------------------------------------------------------------------------------
 
     def open(
-        self, subtask: Subtask, base: Iterable[StateFile] | None, segments: Iterable[StateFile], confirmed: bool
+        self,
+        subtask: Subtask,
+        base: Iterable[StateFile] | None,
+        segments: Iterable[StateFile],
+        restored: Iterable[StateFile] = (),
     ) -> SubtaskLog:
-        """Begin the log of a subtask; `confirmed`: its base belongs to a completed checkpoint of the job."""
+        """Begin the log of a subtask.
+
+        `restored` is what the job's newest completed checkpoint names of it, whether the log builds on that or not.
+        """
         before = self._logs.get(subtask)
-        log = SubtaskLog(None if base is None else tuple(base), sorted(segments, key=attrgetter("name")))
+        log = SubtaskLog(None if base is None else tuple(base), sorted(segments, key=_order))
         self._use(log.files)
         self._logs[subtask] = log
-        if confirmed:
-            self._confirmed.update(_paths(log.files))
+        self._confirmed.update(_paths(log.files))
+        self._spared.update(_paths(restored), _paths(log.files))
         if before is not None:
             self._release(before.files)
         return log
@@ -139,25 +159,29 @@ class LogBook:
     def append(self, subtask: Subtask, file: StateFile) -> None:
         """A held segment's batch is committed. Segments may come out of order where an upload had to be repeated."""
         log = self._logs.get(subtask)
-        if log is None:
+        if log is None or last_batch(file) <= log.base_batch:
             self._release([file])
             return
         log.segments.append(file)
-        log.segments.sort(key=attrgetter("name"))
+        log.segments.sort(key=_order)
 
-    def materialized(self, subtask: Subtask, log: SubtaskLog, files: Sequence[StateFile], batch: int) -> bool:
-        """The state at `batch` is durable: segments up to it are not needed any more.
+    def materialized(self, states: Sequence[tuple[SubtaskLog, SubtaskState, int]]) -> bool:
+        """The states of a slot's logs are durable, each at its batch: segments up to that are not needed any more.
 
-        False if the log was begun anew since the state was frozen; then the materialization is of no use.
+        False, and nothing changes, if a log was begun anew since the state was frozen, or has a newer base by now.
         """
-        self._use(files)
-        if self._logs.get(subtask) is not log:
-            self._release(files)
+        if any(
+            self._logs.get((state.operator, state.subtask)) is not log or batch < log.base_batch
+            for log, state, batch in states
+        ):
             return False
-        gone = [*(log.base or ()), *(one for one in log.segments if last_batch(one) <= batch)]
-        log.base = tuple(files)
-        log.segments = [one for one in log.segments if last_batch(one) > batch]
-        self._release(gone)
+        for log, state, batch in states:
+            self._use(state.files)
+            gone = [*(log.base or ()), *(one for one in log.segments if last_batch(one) <= batch)]
+            log.base = state.files
+            log.base_batch = batch
+            log.segments = [one for one in log.segments if last_batch(one) > batch]
+            self._release(gone)
         return True
 
     def merged(self, subtask: Subtask, log: SubtaskLog, replaced: Sequence[StateFile], by: StateFile) -> bool:
@@ -177,35 +201,57 @@ class LogBook:
         """The subtasks that must be materialized before a checkpoint can name their state."""
         return [subtask for subtask, log in sorted(self._logs.items()) if log.base is None]
 
-    def acknowledge(self, checkpoint_id: int) -> Acknowledged:
-        """What a checkpoint names that comes after everything committed so far."""
-        entries = tuple(self._entry(subtask, log) for subtask, log in sorted(self._logs.items()))
-        paths = {path for entry in entries for path in _paths(entry.files)}
-        self._asked[checkpoint_id] = _Asked(paths, set(self._obsolete), set(self._logs))
-        return Acknowledged(entries, tuple(paths - self._confirmed), tuple(self._obsolete.values()))
+    def barrier(self, checkpoint_id: int) -> None:
+        """A checkpoint comes after everything committed so far: it names, and reports, what there is to name now."""
+        self._asked[checkpoint_id] = _Asked(
+            logs=dict(self._logs),
+            files={subtask: () if log.base is None else log.files for subtask, log in self._logs.items()},
+            obsolete=frozenset(self._obsolete),
+        )
 
-    def _entry(self, subtask: Subtask, log: SubtaskLog) -> Entry:
-        files = log.files
+    def acknowledge(
+        self, checkpoint_id: int, late: Mapping[Subtask, Sequence[StateFile]] | None = None
+    ) -> Acknowledged:
+        """What a checkpoint names, as of its barrier; `late` has what became durable of it only since.
+
+        Raises `CheckpointError` if it was given up meanwhile.
+        """
+        asked = self._asked.get(checkpoint_id)
+        if asked is None:
+            raise CheckpointError(f"checkpoint {checkpoint_id} was given up before all of its state was durable")
+        for subtask, files in (late or {}).items():
+            asked.files[subtask] = tuple(sorted((*asked.files[subtask], *files), key=_order))
+        asked.obsolete = frozenset(path for path in asked.obsolete if path in self._obsolete)
+        return Acknowledged(
+            entries=tuple(self._entry(subtask, files) for subtask, files in sorted(asked.files.items())),
+            beforehand=tuple(asked.paths() - self._confirmed),
+            obsolete=tuple(self._obsolete[path] for path in sorted(asked.obsolete)),
+        )
+
+    def _entry(self, subtask: Subtask, files: tuple[StateFile, ...]) -> Entry:
         before = self._named.get(subtask, frozenset())
         self._named[subtask] = frozenset(file.identity for file in files)
         new = sum(_size(file) for file in files if file.identity not in before)
         return Entry(subtask, files, sum(map(_size, files)), new)
 
     def completed(self, checkpoint_id: int) -> list[Subtask]:
-        """The checkpoint is complete: it keeps its files, and what it reported is dealt with.
+        """The checkpoint is complete: it keeps its files, and what it reported is dealt with. May be said again.
 
         Returns the subtasks that it does not name as this book has them: another task manager acknowledged them. Their
         files may be gone by now, so that they have to be materialized anew.
         """
-        asked = self._asked.pop(checkpoint_id, _Asked(set(), set(), set()))
+        if checkpoint_id <= self._completed:
+            return []
+        self._completed = checkpoint_id
+        asked = self._asked.pop(checkpoint_id, _Asked())
         for older in [number for number in self._asked if number < checkpoint_id]:
-            del self._asked[older]
-        self._confirmed = asked.paths
+            self._spared |= self._asked.pop(older).paths()  # completed, perhaps, and we did not hear of it
+        self._confirmed = asked.paths()
         for path in asked.obsolete:
             self._obsolete.pop(path, None)
-        lost = [subtask for subtask in sorted(self._logs) if subtask not in asked.subtasks]
+        lost = [subtask for subtask, log in sorted(self._logs.items()) if asked.logs.get(subtask) is not log]
         for subtask in lost:
-            self.open(subtask, None, (), confirmed=False)
+            self.open(subtask, None, ())
         return lost
 
     def aborted(self, checkpoint_id: int) -> None:
@@ -213,8 +259,8 @@ class LogBook:
         self._asked.pop(checkpoint_id, None)
 
     def leftovers(self) -> list[str]:
-        """Paths that no checkpoint refers to, nor will once all subtasks are closed."""
-        referred = self._confirmed.union(*(asked.paths for asked in self._asked.values()))
+        """Paths that certainly nobody refers to, nor will once all subtasks are closed."""
+        referred = self._confirmed.union(self._spared, *(asked.paths() for asked in self._asked.values()))
         return sorted({*self._users, *self._obsolete} - referred)
 
     # --- paths -----------------------------------------------------------------------------------
@@ -233,6 +279,11 @@ class LogBook:
             if not self._users[path]:
                 del self._users[path]
                 self._obsolete[path] = self._handles.pop(path)
+
+
+def _order(file: StateFile) -> str:
+    """The files of a base as they are, then the segments by batch."""
+    return file.name if file.is_log else ""
 
 
 def _paths(files: Iterable[StateFile]) -> Iterator[str]:

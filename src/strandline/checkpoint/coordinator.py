@@ -77,6 +77,8 @@ class CheckpointCoordinator:
         self._registry: SharedStateRegistry[SharedKey, FileHandle] = SharedStateRegistry(attrgetter("path"))
         self._pending: dict[int, PendingCheckpoint] = {}
         self._retained: tuple[int, ...] = ()
+        self._gone: frozenset[str] = frozenset()
+        """Paths that were given up with the newest completed checkpoint: who never heard of it may still name them."""
         self._savepoints: set[int] = set()
         self._completing: int | None = None
         self._failures = 0
@@ -349,6 +351,7 @@ class CheckpointCoordinator:
                 delete[handle.path] = handle
         for handle in self._registry.unused(pending.obsolete()):
             delete[handle.path] = handle
+        self._gone = frozenset(delete)
         return CompletionDecision(
             checkpoint_id=checkpoint_id,
             retained=self._retained,
@@ -375,7 +378,7 @@ class CheckpointCoordinator:
         registry = self._registry if pending.kind == "checkpoint" else SharedStateRegistry(attrgetter("path"))
         matched = registry.match(keyed_files(states))
         for key, handle in matched.unknown:
-            if handle.path not in pending.known_paths:
+            if handle.path not in pending.known_paths or handle.path in self._gone:
                 raise _stranger(pending, states, key, handle)
         return matched
 

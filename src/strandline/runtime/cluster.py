@@ -316,7 +316,8 @@ class Cluster:
 
     def commit(self, batch: int) -> dict[int, Any]:
         """Have every slot make a decided batch its state; answers what each waits for."""
-        self._log.decided(batch, self.run.changelog is not None)
+        with self._lock:  # a checkpoint may be completed at this moment
+            self._log.decided(batch, self.run.changelog is not None)
         return self._all("commit", {"batch": batch})
 
     def barrier(self, checkpoint_id: int, timeout: float) -> list[Any]:

@@ -18,7 +18,7 @@ from strandline.checkpoint.metadata import FileHandle, StateFile, SubtaskState
 from strandline.errors import DamagedFileError, IncompatibleCheckpointError, NotFoundError, SegmentsLostError
 from strandline.operators.base import Operator
 from strandline.runtime.local_files import Base, OperatorFolder
-from strandline.runtime.messages import Rebuilt, SlotSpec
+from strandline.runtime.messages import Rebuilt, SlotSpec, StorageSettings
 from strandline.state.backend import StateBackend
 from strandline.state.disk import disk_full_names
 from strandline.state.factory import RestoredFile, open_backend
@@ -58,7 +58,7 @@ def rebuild(
         try:
             backend, source = _open_base(spec, folder, base, durable, memory)
         except (OSError, DamagedFileError) as error:
-            if base.snapshot is None and not base.segments:
+            if base.snapshot is None and not base.segments and not base.log:
                 raise  # the checkpoint itself is damaged: nothing older can help here
             problems.append(str(error))
             continue
@@ -88,8 +88,12 @@ def _open_base(
             files.append(RestoredFile(name, where / name, identity, shared))
             source.local_bytes += size
     else:
-        wanted = (*(durable.files if durable is not None else ()), *base.log)
-        fetched = _download(spec, durable, wanted, folder.download(spec.incarnation))
+        restored = durable.files if durable is not None else ()
+        wanted = (*restored, *base.log)
+        target = folder.download(spec.incarnation)
+        fetched = _download(spec, durable, restored, spec.restore_storage or spec.run.storage, target)
+        if base.log:
+            fetched += _download(spec, durable, base.log, spec.run.storage, target / "log")
         files = [one for file, one in zip(wanted, fetched, strict=True) if not file.is_log]
         segments = [one.path for file, one in zip(wanted, fetched, strict=True) if file.is_log]
         source.durable_bytes = sum(one.path.stat().st_size for one in fetched)
@@ -113,11 +117,10 @@ def _open_base(
 
 
 def _download(
-    spec: SlotSpec, state: SubtaskState | None, files: Sequence[StateFile], target: Path
+    spec: SlotSpec, state: SubtaskState | None, files: Sequence[StateFile], place: StorageSettings, target: Path
 ) -> list[RestoredFile]:
     """Durable files, on local disk, each with the right size and checksum."""
     target.mkdir(parents=True, exist_ok=True)
-    place = spec.restore_storage or spec.run.storage
     storage = open_storage(place.url, place.options)
 
     def fetch(position: int) -> RestoredFile:

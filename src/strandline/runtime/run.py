@@ -344,6 +344,11 @@ def _changelog(config: Config) -> ChangelogSettings | None:
         max_behind_bytes=config.changelog_max_in_flight,
         materialization_interval=config.materialization_interval,
         max_amplification=config.changelog_max_amplification,
+        storage=(
+            StorageSettings(_absolute(config.changelog_dir), dict(config.storage_options))
+            if config.changelog_dir is not None
+            else None
+        ),
     )
 
 
@@ -361,11 +366,6 @@ def _check_spark(spark: SparkSession, config: Config) -> None:
         raise ConfigError(
             f"spark.executor.pyspark.memory={limit} limits the address space of Python workers and of all processes "
             f"they start, so slots could not have state_memory of {config.state_memory} bytes. Remove the setting."
-        )
-    if config.changelog_dir is not None and _absolute(config.changelog_dir) != _absolute(config.checkpoint_dir):
-        raise ConfigError(
-            f"changelog_dir={config.changelog_dir!r}: a storage of its own for the changelog is not available in this "
-            "release. Leave the option out: the changelog goes to checkpoint_dir."
         )
     if config.local_recovery:
         raise ConfigError("local_recovery=True is not available in this release")

@@ -10,13 +10,17 @@ backlog is durable.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from strandline.changelog.book import LogBook, Subtask, SubtaskLog, last_batch, segment_name
 from strandline.changelog.merge import AT_ONCE_BYTES, merge
@@ -28,7 +32,8 @@ from strandline.runtime.messages import ChangelogSettings, Sealed, SlotSpec
 from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.state.keys import key_group_range
 from strandline.state.segment import SegmentHeader, read_table, write_table
-from strandline.storage import JobPaths, Storage
+from strandline.storage import JobPaths, Storage, open_storage
+from strandline.storage.elsewhere import delete_located
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +46,8 @@ MERGE_AT_LEAST = 16
 TICK = 0.25
 REST = 5.0
 
-Freeze = Callable[[int, int], list[SubtaskSnapshot]]
-"""Has a slot freeze its state under a number, and tells its files; see `TaskManager._frozen`."""
+Freeze = Callable[[int, int], Callable[[], list[SubtaskSnapshot]]]
+"""Has a slot freeze its state under a number; what it returns tells the files, once they are all on disk."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +70,12 @@ class _Offer:
     def waiting(self) -> bool:
         return not (self.durable or self.uploading or self.void or self.error)
 
+    def keep(self) -> None:
+        """Give it a local file of its own: the slot deletes its one when it has a local snapshot."""
+        own = f"{self.sealed.path}.behind"
+        os.link(self.sealed.path, own)
+        self.sealed = msgspec.structs.replace(self.sealed, path=own)
+
 
 @dataclass(slots=True)
 class _Slot:
@@ -75,6 +86,32 @@ class _Slot:
     due: float
     rest_until: float = 0.0
     """After a failure, not even a large log is a reason to try again before."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    """A slot's state that is being materialized."""
+
+    index: int
+    number: int
+    book: LogBook
+    logs: dict[str, SubtaskLog]
+    files: Callable[[], list[SubtaskSnapshot]]
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """The barrier of a checkpoint, and what it needs that was not durable then."""
+
+    checkpoint_id: int
+    time: float
+    behind: tuple[_Offer, ...]
+    frozen: tuple[_Frozen, ...]
+
+    @property
+    def durable(self) -> bool:
+        """Whether `TaskLog.acknowledge` has nothing to wait for."""
+        return not self.behind and not self.frozen
 
 
 @dataclass(slots=True)
@@ -101,7 +138,8 @@ class TaskLog:
         self._storage = storage
         self._settings = settings
         self._snapshots = uploader
-        self._segments = LogUploader(storage, JobPaths(job), settings.upload_timeout, settings.upload_attempts)
+        place = open_storage(settings.storage.url, settings.storage.options) if settings.storage else None
+        self._segments = LogUploader(storage, JobPaths(job), settings.upload_timeout, settings.upload_attempts, place)
         self._book = LogBook()
         self._slots: dict[int, _Slot] = {}
         self._offers: dict[Subtask, _Offer] = {}
@@ -113,7 +151,7 @@ class TaskLog:
         self._scratch = scratch
         self._generation = 0
         self._decided = -1
-        self._flush = False
+        self._flush = 0
         self._closed = False
         self._wake = threading.Condition()
         self._materializing = threading.Lock()
@@ -136,8 +174,8 @@ class TaskLog:
 
     # --- slots -----------------------------------------------------------------------------------
 
-    def slot_starts(self, spec: SlotSpec, was_here: bool) -> None:
-        """A slot comes up; `was_here` in this generation: then what is durable of its state is known already."""
+    def slot_starts(self, spec: SlotSpec) -> None:
+        """A slot comes up. If it was here in this generation, what is durable of its state is known already."""
         with self._wake:
             if spec.generation != self._generation:
                 self._forget_generation(spec.generation)
@@ -150,16 +188,20 @@ class TaskLog:
             for operator in spec.operators:
                 subtask = (operator.uid, spec.index)
                 self._replace_offer(subtask, None)
-                if not (was_here and subtask in self._book):
+                if subtask not in self._book:
                     self._open(subtask, spec)
 
     def _open(self, subtask: Subtask, spec: SlotSpec) -> None:
-        restored = next((state for state in spec.restore if state.operator == subtask[0]), None)
-        files = restored.files if restored else ()
-        usable = spec.restore_owned and (spec.log_complete or spec.decided_batch == spec.restore_batch)
-        segments = [file for file in files if file.is_log] + [file for uid, file in spec.log if uid == subtask[0]]
-        base = [file for file in files if not file.is_log] if usable else None
-        self._book.open(subtask, base, segments if usable else (), confirmed=usable)
+        restored = [state for state in spec.restore if state.operator == subtask[0]]
+        files = [file for state in restored for file in state.files] if spec.restore_owned else []
+        base: list[StateFile] | None = None
+        segments: list[StateFile] = []
+        if spec.restore_owned and (spec.log_complete or spec.decided_batch == spec.restore_batch):
+            base = [file for file in files if not file.is_log]
+            segments = [file for file in files if file.is_log] + [file for uid, file in spec.log if uid == subtask[0]]
+        self._book.open(subtask, base, segments, restored=files)
+        self._snapshots.forget([subtask])
+        self._snapshots.start_from(restored, spec.restore_owned)
 
     def slot_opened(self, index: int, states: dict[str, list[dict[str, Any]]]) -> None:
         """The slot is up; `states` describes what its operators keep."""
@@ -171,6 +213,8 @@ class TaskLog:
         for subtask in self._book.subtasks():
             self._replace_offer(subtask, None)
             self._book.close(subtask)
+        for offer in self._behind:
+            offer.void = True
         self._delete(self._book.leftovers())
         self._book = LogBook()
         self._slots.clear()
@@ -185,9 +229,9 @@ class TaskLog:
         with self._wake:
             self._forget_generation(-1)
 
-    def _delete(self, paths: list[str]) -> None:
+    def _delete(self, paths: Sequence[str]) -> None:
         try:
-            self._storage.delete(paths)
+            delete_located(self._storage, paths)
         except StorageError as error:
             log.warning("cannot delete %d files of the changelog: %s", len(paths), error)
 
@@ -231,14 +275,14 @@ class TaskLog:
             self.figures.wait_ms += (time.monotonic() - started) * 1000
             return {offer.subtask: (offer.durable, offer.file) for offer in offers}
 
-    def _persist(self, offers: list[_Offer]) -> None:
+    def _persist(self, offers: Sequence[_Offer]) -> None:
         """Try to make segments durable; holds the lock except while it waits."""
         for offer in offers:
             offer.error = None
-        self._flush = True
+        self._flush += 1
         self._wake.notify_all()
         self._wake.wait_for(lambda: self._closed or all(map(_over, offers)))
-        self._flush = False
+        self._flush -= 1
 
     def committed(self, batch: int) -> None:
         """The batch is decided: its segments are part of the log."""
@@ -248,10 +292,19 @@ class TaskLog:
                     continue
                 del self._offers[subtask]
                 if not offer.durable:
-                    self._behind.append(offer)
+                    self._fall_behind(offer)
                 elif offer.file is not None:
                     self._append(offer, offer.file)
             self._decided = max(self._decided, batch)
+
+    def _fall_behind(self, offer: _Offer) -> None:
+        try:
+            offer.keep()
+            self._behind.append(offer)
+        except OSError as error:
+            offer.void = True
+            self._book.open(offer.subtask, None, ())
+            log.warning("batch %d of %s is lost to the log: %s", offer.sealed.batch, offer.subtask, error)
 
     def _upload_loop(self) -> None:
         while True:
@@ -274,33 +327,36 @@ class TaskLog:
                 error = problem if isinstance(problem, StorageError) else StorageError(str(problem))
                 log.warning("%s", error)
             with self._wake:
-                self._uploaded(taken, files, error)
+                unwanted = self._uploaded(taken, files, error)
                 self._wake.notify_all()
+            if unwanted:
+                self._delete(unwanted)
 
     def _ready(self) -> bool:
-        waiting = [offer for offer in self._offers.values() if offer.waiting]
+        waiting = [offer.sealed for offer in self._offers.values() if offer.waiting]
         if self._flush:
             return bool(waiting) or any(offer.waiting for offer in self._behind)
-        counts: dict[str, int] = {}
-        for offer in waiting:
-            counts[offer.sealed.operator] = counts.get(offer.sealed.operator, 0) + 1
-        return any(count == len(self._slots) for count in counts.values())
+        here = Counter(_step(offer.sealed) for offer in self._offers.values())
+        return any(here[_step(sealed)] == len(self._slots) for sealed in waiting)
 
-    def _uploaded(self, taken: list[_Offer], files: list[StateFile], error: StorageError | None) -> None:
-        for file in files:
-            self._book.hold(file)
-        for at, offer in enumerate(taken):
+    def _uploaded(self, taken: list[_Offer], files: list[StateFile], error: StorageError | None) -> list[str]:
+        """Note how an upload ended; returns paths that nobody needs, nor has heard of."""
+        for offer in taken:
             offer.uploading = False
             offer.error = error
-            if error is not None:
-                continue
-            offer.file = files[at]
-            offer.durable = True
+        needed: set[str] = set()
+        for offer, file in zip(taken, files, strict=False):
             if offer.void:
-                self._book.void(files[at])
-            elif offer in self._behind:
+                continue
+            needed.update(_paths([file]))
+            self._book.hold(file)
+            offer.file = file
+            offer.durable = True
+            if offer in self._behind:
                 self._behind.remove(offer)
-                self._append(offer, files[at])
+                self._book.append(offer.subtask, file)
+                Path(offer.sealed.path).unlink(missing_ok=True)
+        return sorted(set(_paths(files)) - needed)
 
     def _append(self, offer: _Offer, file: StateFile) -> None:
         self._book.append(offer.subtask, file)
@@ -308,12 +364,34 @@ class TaskLog:
 
     # --- checkpoints -----------------------------------------------------------------------------
 
-    def acknowledge(self, checkpoint_id: int, barrier_time: float) -> list[SubtaskAck] | None:
-        """The acknowledgements of all subtasks; None if something has to become durable first: `catch_up`."""
+    def barrier(self, checkpoint_id: int) -> Barrier:
+        """Take the barrier of a checkpoint: it names what the log holds now, whatever is committed later.
+
+        Called while nothing can be committed. States without a materialization are frozen, so that they get one.
+        """
         with self._wake:
-            if self._behind or self._book.without_base():
-                return None
-            named = self._book.acknowledge(checkpoint_id)
+            self._book.barrier(checkpoint_id)
+            behind = tuple(
+                offer for offer in self._behind if offer.sealed.batch > self._book.log(offer.subtask).base_batch
+            )
+            missing = sorted({index for _operator, index in self._book.without_base()})
+        frozen: list[_Frozen] = []
+        try:
+            for index in missing:
+                frozen.append(self._frozen(index))
+        except BaseException:
+            self._thaw_all(frozen)
+            raise
+        return Barrier(checkpoint_id, time.time(), behind, tuple(frozen))
+
+    def acknowledge(self, barrier: Barrier) -> list[SubtaskAck]:
+        """The acknowledgements of all subtasks, once everything that was committed at the barrier is durable.
+
+        Raises whatever prevents that: `StorageError`, or `CheckpointError` if the checkpoint was given up meanwhile.
+        """
+        late = {} if barrier.durable else self._catch_up(barrier)
+        with self._wake:
+            named = self._book.acknowledge(barrier.checkpoint_id, late)
             now = time.time()
             acks = []
             for at, entry in enumerate(named.entries):
@@ -335,10 +413,10 @@ class TaskLog:
                     SubtaskAck(
                         state=state,
                         uploaded=(),
-                        barrier_time=barrier_time,
+                        barrier_time=barrier.time,
                         ack_time=now,
                         sync_ms=0.0,
-                        async_ms=(now - barrier_time) * 1000,
+                        async_ms=(now - barrier.time) * 1000,
                         checkpointed_bytes=entry.new_bytes,
                         full_bytes=entry.full_bytes,
                         beforehand=named.beforehand if at == 0 else (),
@@ -347,24 +425,32 @@ class TaskLog:
                 )
             return acks
 
-    def catch_up(self) -> None:
-        """Make durable what a checkpoint needs: segments that are behind, states without a materialization."""
-        with self._wake:
-            behind = list(self._behind)
-            self._persist(behind)
-            failed = next((offer.error for offer in behind if offer.error), None)
-            missing = sorted({index for _operator, index in self._book.without_base()})
-        if failed is not None:
-            raise failed
-        for index in missing:
-            self._materialize(index)
+    def _catch_up(self, barrier: Barrier) -> dict[Subtask, list[StateFile]]:
+        """Make durable what was not at the barrier."""
+        late: dict[Subtask, list[StateFile]] = {}
+        try:
+            with self._wake:
+                self._persist(barrier.behind)
+                failed = next((offer.error for offer in barrier.behind if offer.error), None)
+            if failed is not None:
+                raise failed
+            for frozen in barrier.frozen:
+                for ack in self._make_durable(frozen):
+                    late[ack.state.operator, frozen.index] = list(ack.state.files)
+        finally:
+            self._thaw_all(barrier.frozen)
+        materialized = set(late)
+        for offer in barrier.behind:
+            if offer.subtask not in materialized and offer.file is not None:
+                late.setdefault(offer.subtask, []).append(offer.file)
+        return late
 
     def completed(self, checkpoint_id: int) -> None:
         with self._wake:
             lost = self._book.completed(checkpoint_id)
-        if lost:
             # Nothing of what these subtasks had uploaded can be relied on any more.
             self._snapshots.forget(lost)
+        if lost:
             log.warning("checkpoint %d names other files of %s: they are materialized anew", checkpoint_id, lost)
 
     def aborted(self, checkpoint_id: int) -> None:
@@ -412,51 +498,73 @@ class TaskLog:
 
     def _materialize(self, index: int) -> None:
         """Upload a slot's state itself, and truncate its log."""
+        with self._wake:
+            slot = self._slots.get(index)
+            if slot is None:
+                return
+            slot.due = time.monotonic() + self._settings.materialization_interval
+            logs = [self._book.log((op.uid, index)) for op in slot.spec.operators]
+            if all(known.base is not None and not known.segments for known in logs):
+                return
+        frozen = self._frozen(index)
+        try:
+            self._make_durable(frozen)
+        finally:
+            self._thaw_all([frozen])
+
+    def _frozen(self, index: int) -> _Frozen:
+        """A slot's state, as it is now."""
+        with self._wake:
+            book = self._book
+            slot = self._slots.get(index)
+            if slot is None:
+                raise CheckpointError(f"slot {index} is not here any more")
+            logs = {op.uid: book.log((op.uid, index)) for op in slot.spec.operators}
+        number = time.time_ns() // 1000
+        return _Frozen(index, number, book, logs, self._freeze(index, number))
+
+    def _make_durable(self, frozen: _Frozen) -> list[SubtaskAck]:
+        """Upload a frozen state: its log is shorter from then on."""
+        started = time.monotonic()
         with self._materializing:
-            with self._wake:
-                slot = self._slots.get(index)
-                if slot is None:
-                    return
-                slot.due = time.monotonic() + self._settings.materialization_interval
-                logs = {uid: self._book.log((uid, index)) for uid in (op.uid for op in slot.spec.operators)}
-                if all(known.base is not None and not known.segments for known in logs.values()):
-                    return
-            started = time.monotonic()
-            number = time.time_ns() // 1000
             try:
-                snapshots = self._freeze(index, number)
-                acks = self._snapshots.upload(number, snapshots, lasting=True)
+                snapshots = frozen.files()
+                acks = self._snapshots.upload(frozen.number, snapshots, lasting=True)
+                states = [
+                    (frozen.logs[ack.state.operator], ack.state, snapshot.report.batch)
+                    for snapshot, ack in zip(snapshots, acks, strict=True)
+                ]
                 with self._wake:
-                    used = [
-                        self._book.materialized(
-                            (ack.state.operator, index),
-                            logs[ack.state.operator],
-                            ack.state.files,
-                            snapshot.report.batch,
-                        )
-                        for snapshot, ack in zip(snapshots, acks, strict=True)
-                    ]
-                    self._forget_local()
-                if not all(used):
-                    raise CheckpointError(f"slot {index} was started anew while its state was materialized")
-                self._snapshots.completed(number, {})
+                    used = self._book is frozen.book and self._book.materialized(states)
+                    if used:
+                        self._snapshots.completed(frozen.number, {})
+                        self._forget_local()
             finally:
-                self._snapshots.aborted(number)
-                self._thaw(index, number)
-            self.figures.materializations += 1
-            self.figures.materialized_bytes += sum(ack.checkpointed_bytes for ack in acks)
-            self.figures.last_materialization_ms = (time.monotonic() - started) * 1000
+                self._snapshots.aborted(frozen.number)
+        if not used:
+            self._delete(sorted({handle.path for ack in acks for handle in ack.uploaded}))
+            raise CheckpointError(f"slot {frozen.index} was started anew while its state was materialized")
+        self.figures.materializations += 1
+        self.figures.materialized_bytes += sum(ack.checkpointed_bytes for ack in acks)
+        self.figures.last_materialization_ms = (time.monotonic() - started) * 1000
+        return acks
+
+    def _thaw_all(self, frozen: Iterable[_Frozen]) -> None:
+        for one in frozen:
+            self._thaw(one.index, one.number)
 
     # --- merging ---------------------------------------------------------------------------------
 
     def _merge_if_many(self) -> None:
         """Put segments of a long log together, so that checkpoints name few, and overwritten changes go."""
         with self._wake:
+            incomplete = {offer.subtask for offer in self._behind}  # what comes late belongs between the others
             found = next(
                 (
                     (subtask, known, run)
                     for subtask in self._book.subtasks()
-                    if (run := mergeable(known := self._book.log(subtask), self._local.__contains__))
+                    if subtask not in incomplete
+                    and (run := mergeable(known := self._book.log(subtask), self._local.__contains__))
                 ),
                 None,
             )
@@ -529,3 +637,12 @@ def mergeable(log_: SubtaskLog, has_local_file: Callable[[str], bool]) -> list[S
 def _over(offer: _Offer) -> bool:
     """Whether nobody need wait for it any more."""
     return offer.durable or offer.void or offer.error is not None
+
+
+def _step(sealed: Sealed) -> tuple[str, int, int]:
+    """The work that all slots do at the same time."""
+    return sealed.operator, sealed.batch, sealed.round
+
+
+def _paths(files: Iterable[StateFile]) -> Iterable[str]:
+    return (file.handle.path for file in files if file.handle is not None)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from strandline.checkpoint.metadata import FileHandle
 from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.local_files import run_folder, slot_folder, socket_folder
 from strandline.runtime.messages import ChangelogSettings, RunInfo, Sealed, SlotSpec, SnapshotReport
-from strandline.runtime.task_log import TaskLog
+from strandline.runtime.task_log import Barrier, TaskLog
 from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.runtime.wire import Address, Client, Server, decode_error, encode_error
 from strandline.state.keys import key_group_range
@@ -116,11 +117,10 @@ class TaskManager:
                 old = self._slots.pop(spec.index, None)
                 if old is not None:
                     old.end()
-                was_here = old is not None and old.spec.generation == spec.generation
-                if self._log is None or not was_here:
-                    self._uploader.start_from(spec.restore, spec.restore_owned)
                 if self._log is not None:
-                    self._log.slot_starts(spec, was_here)
+                    self._log.slot_starts(spec)
+                else:
+                    self._uploader.start_from(spec.restore, spec.restore_owned)
             self._clear_old_generations(specs)
             outcomes = list(self._fan_pool.map(self._start, specs))
         failed = [outcome for outcome in outcomes if isinstance(outcome, StrandlineError)]
@@ -301,42 +301,37 @@ class TaskManager:
 
     def _barrier_of_log(self, log_: TaskLog, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
         answers: dict[int, dict[str, Any]] = {index: {"value": []} for index in self._slots}
-        barrier_time = time.time()
-        acks = log_.acknowledge(body["checkpoint"], barrier_time)
-        if acks is None:
+        barrier = log_.barrier(body["checkpoint"])
+        if barrier.durable:
+            for ack in log_.acknowledge(barrier):
+                answers.setdefault(ack.state.subtask, {"value": []})["value"].append(ack)
+        else:
             generation = next((slot.spec.generation for slot in self._slots.values()), 0)
-            work = (log_, body["checkpoint"], generation, barrier_time)
-            threading.Thread(target=self._acknowledge_late, args=work, daemon=True).start()
-        for ack in acks or ():
-            answers[ack.state.subtask]["value"].append(ack)
+            threading.Thread(target=self._acknowledge_late, args=(log_, barrier, generation), daemon=True).start()
         return answers
 
-    def _acknowledge_late(self, log_: TaskLog, checkpoint_id: int, generation: int, barrier_time: float) -> None:
-        """Make durable what is missing, then acknowledge; or decline."""
-        about = {"checkpoint": checkpoint_id, "generation": generation}
+    def _acknowledge_late(self, log_: TaskLog, barrier: Barrier, generation: int) -> None:
+        """Acknowledge once what is missing is durable; or decline."""
+        about = {"checkpoint": barrier.checkpoint_id, "generation": generation}
         try:
             try:
-                acks = None
-                while acks is None:
-                    log_.catch_up()
-                    acks = log_.acknowledge(checkpoint_id, barrier_time)
-                for ack in acks:
+                for ack in log_.acknowledge(barrier):
                     self._coordinator.call("acknowledge", {**about, "ack": ack})
             except (StrandlineError, OSError) as error:
-                log.warning("checkpoint %d: %s", checkpoint_id, error)
+                log.warning("checkpoint %d: %s", barrier.checkpoint_id, error)
                 reason = f"task manager {self.identity}: {error}"
                 lost = isinstance(error, SlotLostError)
                 self._coordinator.call("decline", {**about, "reason": reason, "lost": lost})
         except StrandlineError as error:
-            log.warning("checkpoint %d: %s", checkpoint_id, error)
+            log.warning("checkpoint %d: %s", barrier.checkpoint_id, error)
 
-    def _freeze(self, index: int, number: int) -> list[SubtaskSnapshot]:
-        """A slot's state as it is now, in local files."""
+    def _freeze(self, index: int, number: int) -> Callable[[], list[SubtaskSnapshot]]:
+        """Have a slot freeze its state; what it returns tells the files, once they are all on disk."""
         slot = self._slots.get(index)
         if slot is None:
             raise SlotLostError(f"slot {index} of job {self.run.job} is not running")
         slot.client.call("barrier", {"checkpoint": number})
-        return _snapshots(slot, number, time.time())
+        return lambda: _snapshots(slot, number, time.time())
 
     def _thaw(self, index: int, number: int) -> None:
         """The slot's files of that state are not needed for an upload any more."""
@@ -383,8 +378,7 @@ class TaskManager:
         for slot in list(self._slots.values()):
             slot.end()
         if self._log is not None:
-            self._log.end()
-            self._log.close()
+            self._log.close()  # without `end`: the slots may go on elsewhere, from just what it uploaded
         self._uploader.close()
         self._alive.close()
         if _nobody_holds(self._folder):

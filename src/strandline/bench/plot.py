@@ -32,9 +32,10 @@ def draw(timelines: Mapping[str, Mapping[Mode, Timeline]], file: Path) -> None:
     for column, (name, modes) in enumerate(timelines.items()):
         durations, sizes = axes[0, column], axes[1, column]
         for mode, line in modes.items():
-            style = {"label": f"changelog {mode}", "color": COLORS[mode], "linewidth": 0.8, "marker": ".", "markersize": 3}
-            durations.plot(line.at_s, line.duration_ms, **style)
-            sizes.plot(line.at_s, [size / 1e6 for size in line.full_bytes], **style)
+            for panel, values in ((durations, line.duration_ms), (sizes, [size / 1e6 for size in line.full_bytes])):
+                panel.plot(
+                    line.at_s, values, ".-", label=f"changelog {mode}", color=COLORS[mode], linewidth=0.8, markersize=3
+                )
         durations.set_title(name)
         durations.set_yscale("log")
         for ticks in (durations.yaxis.set_major_formatter, durations.yaxis.set_minor_formatter):

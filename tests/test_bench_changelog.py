@@ -372,23 +372,26 @@ def test_wrong_options_are_refused_before_anything_starts(arguments: str, messag
     assert message in " ".join(done.output.split())
 
 
-SMALL = """
-import sys
-from strandline.bench.cli import app
-small = "--changelog off --seconds 4 --json --work-dir".split()
-app(["value-state", "--rate", "2000", "--plot", sys.argv[2], *small, sys.argv[1]], standalone_mode=False)
-app(["window", "--rate", "200", "--keys", "100", *small, sys.argv[1]], standalone_mode=False)
-app(["value-state", "--rate", "0", *small[:2], "--seconds", "1", *small[4:], sys.argv[1]], standalone_mode=False)
-"""
+COMMAND = [sys.executable, "-c", "from strandline.bench.cli import app; app()"]
 
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_small_runs_of_every_workload_are_measured_and_verified(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "works", "records"),
+    [
+        ("value-state --rate 2000 --seconds 2", ["value-state"], 4000),
+        ("value-state --rate 0 --seconds 1", ["value-state"], 50_000),
+        ("window --rate 500 --seconds 2 --keys 100 --operator entries", ["entries"], 1000),
+        ("window --rate 500 --seconds 2 --keys 100 --operator window", ["window"], 1000),
+    ],
+)
+def test_a_small_run_is_measured_and_verified(arguments: str, works: list[str], records: int, tmp_path: Path) -> None:
     # In a process of its own: the benchmark starts and stops its own Spark.
     (tmp_path / "work").mkdir()
+    places = ["--work-dir", str(tmp_path / "work"), "--plot", str(tmp_path / "a.png")]
     done = subprocess.run(
-        [sys.executable, "-c", SMALL, str(tmp_path / "work"), str(tmp_path / "a.png")],
+        [*COMMAND, *arguments.split(), "--changelog", "off", "--json", *places],
         capture_output=True,
         text=True,
         check=False,
@@ -396,33 +399,24 @@ def test_small_runs_of_every_workload_are_measured_and_verified(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "work").iterdir()) == []
     assert (tmp_path / "a.png").stat().st_size > 10_000
-    text, results = done.stdout, []
-    while text.strip():
-        result, end = json.JSONDecoder().raw_decode(text)
-        results.append(result)
-        text = text[end:].lstrip()
-    values, windows, fast = results
-    assert values["parameters"]["warm_up"] == 2
-    assert list(values["workloads"]) == ["value-state"]
-    assert list(windows["workloads"]) == ["entries", "window"]
-    for result, records in ((values, 8000), (windows, 800), (fast, 50_000)):
-        for work in result["workloads"].values():
-            assert list(work["modes"]) == ["off"]
-            assert work["ratios"] == work["bars"] == {}
-            figures = work["modes"]["off"]
-            assert figures["verified"]
-            assert figures["records"] == records
-            assert figures["rows_per_s"] > 0
-            checkpoints = figures["checkpoints"]
-            assert checkpoints["completed"] >= 2
-            assert checkpoints["failed"] == 0
-            for name in ("barrier_to_completed_ms", "end_to_end_ms", "checkpointed_bytes", "full_bytes"):
-                assert 0 < checkpoints[name]["p50"] <= checkpoints[name]["p99"] <= checkpoints[name]["max"]
-            assert len(figures["recovery"]["all"]) == 3
-            assert 0 < figures["recovery"]["ready_s"] < figures["recovery"]["first_rows_s"]
-            if result is fast:
-                assert figures["lag_s"] is None
-                assert figures["row_latency_ms"] == {}
-            else:
-                assert 0 < figures["lag_s"] < 30
-                assert 0 < figures["row_latency_ms"]["p50"] <= figures["row_latency_ms"]["p99"]
+    result = json.loads(done.stdout)
+    paced = result["parameters"]["paced"]
+    assert result["parameters"]["warm_up"] == result["parameters"]["seconds"] / 2
+    assert list(result["workloads"]) == works
+    work = result["workloads"][works[0]]
+    assert list(work["modes"]) == ["off"]
+    assert work["ratios"] == work["bars"] == {}
+    figures = work["modes"]["off"]
+    assert figures["verified"]
+    assert figures["records"] == records
+    assert figures["rows_per_s"] > 0
+    assert figures["changelog"] is None
+    checkpoints = figures["checkpoints"]
+    assert checkpoints["completed"] >= 1
+    assert checkpoints["failed"] == 0
+    for name in ("barrier_to_completed_ms", "end_to_end_ms", "checkpointed_bytes", "full_bytes"):
+        assert 0 < checkpoints[name]["p50"] <= checkpoints[name]["p99"] <= checkpoints[name]["max"]
+    assert len(figures["recovery"]["all"]) == 3
+    assert 0 < figures["recovery"]["ready_s"] < figures["recovery"]["first_rows_s"]
+    assert bool(figures["row_latency_ms"]) == paced
+    assert (figures["lag_s"] is not None) == paced

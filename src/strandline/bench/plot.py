@@ -25,20 +25,25 @@ def check_available(file: Path) -> None:
 def draw(timelines: Mapping[str, Mapping[Mode, Timeline]], file: Path) -> None:
     """Draw a column for each workload, every mode in its own colour."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatter
 
     figure = Figure(figsize=(7 * len(timelines), 7), layout="constrained")
     axes = figure.subplots(2, len(timelines), sharex="col", squeeze=False)
     for column, (name, modes) in enumerate(timelines.items()):
         durations, sizes = axes[0, column], axes[1, column]
         for mode, line in modes.items():
-            style = {"label": f"changelog {mode}", "color": COLORS[mode], "linewidth": 1.0}
-            durations.plot(line.at_s, line.duration_ms, **style)
-            sizes.plot(line.at_s, [size / 1e6 for size in line.full_bytes], **style)
+            for panel, values in ((durations, line.duration_ms), (sizes, [size / 1e6 for size in line.full_bytes])):
+                panel.plot(
+                    line.at_s, values, ".-", label=f"changelog {mode}", color=COLORS[mode], linewidth=0.8, markersize=3
+                )
         durations.set_title(name)
         durations.set_yscale("log")
+        for ticks in (durations.yaxis.set_major_formatter, durations.yaxis.set_minor_formatter):
+            ticks(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
         durations.set_ylabel("barrier to completion (ms)")
         sizes.set_ylabel("full checkpoint (MB)")
         sizes.set_ylim(bottom=0)
+        sizes.set_xlim(left=0)
         sizes.set_xlabel("seconds since the first row")
         for panel in (durations, sizes):
             panel.grid(True, which="both", alpha=0.25)

@@ -108,7 +108,7 @@ class RatedRun:
 
     def rehearse(self) -> None:
         """Work for a few seconds without measuring: the first job of a Spark application is slower than others."""
-        run = self._start()
+        run = self._job().start()
         short = replace(self._settings, seconds=min(_REHEARSAL_S, self._settings.seconds))
         self._start_us = self._gate.open(short.rows)
         self._say(f"{self._label}: rehearsal", 0, 1)
@@ -118,8 +118,9 @@ class RatedRun:
 
     def measure(self) -> tuple[dict[str, Any], Timeline]:
         """Work through all rows, recover, and check what came out. Raises `WrongResultError` if it is wrong."""
+        job = self._job()
         watch = Stopwatch()
-        run = self._start()
+        run = job.start()
         start_s = watch.seconds
         query = self._spark.streams.active[0]
         with _collecting(run, query, f"{self._label}: rows", self._settings.rows, self._say) as ended:
@@ -141,7 +142,7 @@ class RatedRun:
 
     # --- the job -----------------------------------------------------------------------------------
 
-    def _start(self) -> sl.JobRun:
+    def _job(self) -> sl.Job:
         settings = self._settings
         config = sl.Config(
             checkpoint_dir=str(self._home / "checkpoints"),
@@ -167,7 +168,7 @@ class RatedRun:
             settings.parallelism,
         )
         self._work.build(job, frame).sink(sl.ParquetSink(str(self._home / "out")))
-        return job.start()
+        return job
 
     def _finish(self, run: sl.JobRun, settings: Settings) -> None:
         """Return when all rows have come and a completed checkpoint covers them."""
@@ -181,8 +182,9 @@ class RatedRun:
         for done in range(RECOVERIES):
             self._say(f"{self._label}: recovery", done, RECOVERIES)
             run.cancel()
+            job = self._job()
             watch = Stopwatch()
-            run = self._start()
+            run = job.start()
             ready_s = watch.seconds
             self._gate.open(self._rows_in_all(done + 1), self._start_us)
             run.process_all_available()

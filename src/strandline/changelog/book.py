@@ -123,7 +123,7 @@ class LogBook:
         log = SubtaskLog(None if base is None else tuple(base), sorted(segments, key=_order))
         self._use(log.files)
         self._logs[subtask] = log
-        self._confirmed.update(_paths(log.files))
+        self._confirmed.update(_paths(restored))
         self._spared.update(_paths(restored), _paths(log.files))
         if before is not None:
             self._release(before.files)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +13,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from strandline.bench import coordinator, growth, operators, report, spark_peer, value_state
+from strandline.bench import changelog as rated
+from strandline.bench import coordinator, growth, operators, plot, report, spark_peer, value_state
+from strandline.bench.rated_run import Mode, RatedWork, Settings
+from strandline.bench.rated_value_state import rated_value_state
+from strandline.bench.rated_window import WindowKeeping, rated_window
 from strandline.errors import ConfigError, StrandlineError
+
+VALUE_STATE_RATE = 50_000
+WINDOW_RATE = 5_000
+FILE_DRIVEN = ("rows", "keys", "batch_rows", "operator", "peer", "peer_rows", "interval", "incremental_keys")
+RATE_DRIVEN = ("rate", "seconds", "warm_up", "picture")
 
 app = typer.Typer(help="Measure, and check that what was measured is right.", no_args_is_help=True)
 
@@ -46,6 +56,22 @@ class PeerOrNone(StrEnum):
     none = "none"
 
 
+class ChangelogChoice(StrEnum):
+    """In which mode the rate-driven workload runs."""
+
+    on = "on"
+    off = "off"
+    both = "both"
+
+
+class WindowChoice(StrEnum):
+    """What keeps the windows."""
+
+    entries = "entries"
+    window = "window"
+    both = "both"
+
+
 @app.callback()
 def bench() -> None:
     """Measure, and check that what was measured is right."""
@@ -53,6 +79,7 @@ def bench() -> None:
 
 @app.command("value-state")
 def value_state_command(
+    context: typer.Context,
     rows: Annotated[int, typer.Option(help="Rows of input.")] = 5_000_000,
     keys: Annotated[int, typer.Option(help="Keys, drawn evenly.")] = 1_000_000,
     batch_rows: Annotated[
@@ -70,10 +97,38 @@ def value_state_command(
         int,
         typer.Option(help="Also load this many keys once each and measure checkpoints after 1 % changed; 0: do not."),
     ] = 0,
+    changelog: Annotated[
+        ChangelogChoice | None,
+        typer.Option(help="Measure rows at a fixed rate, with the changelog, without it, or both."),
+    ] = None,
+    rate: Annotated[
+        int, typer.Option(help="With --changelog: rows per second; 0: as fast as they are taken.")
+    ] = VALUE_STATE_RATE,
+    seconds: Annotated[float, typer.Option(help="With --changelog: how long rows arrive.")] = 120,
+    warm_up: Annotated[
+        float,
+        typer.Option(
+            help="With --changelog: seconds before row latency and full size are looked at; at most half of --seconds."
+        ),
+    ] = 60,
+    picture: Annotated[
+        Path | None, typer.Option("--plot", help="With --changelog: draw the checkpoints over time, a PNG file.")
+    ] = None,
     work_dir: Annotated[Path | None, typer.Option(help="Folder for input, state and output; emptied again.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Small state for many keys, read and updated by every row: throughput, checkpoints, recovery."""
+    """Small state for many keys, read and updated by every row: throughput, checkpoints, recovery.
+
+    With --changelog, rows arrive at a fixed rate instead, most of them with a new key, and checkpoints are made as
+    often as can be: their durations and sizes, with the changelog, without it, or both side by side.
+    """
+    if changelog is not None:
+        _refuse(context, FILE_DRIVEN, "is for the workload on files; leave it out with --changelog")
+        with _errors_told():
+            settings = _settings(rate, VALUE_STATE_RATE, seconds, warm_up, backend, memory, parallelism)
+            _rated([rated_value_state(value_bytes)], changelog, settings, picture, work_dir, as_json)
+        return
+    _refuse(context, RATE_DRIVEN, "is for the rate-driven workload; give --changelog on, off or both with it")
     every: tuple[value_state.OperatorName, ...] = ("aggregate", "process")
     try:
         parameters = value_state.Parameters(
@@ -97,6 +152,73 @@ def value_state_command(
     except StrandlineError as error:
         raise _failed(error) from None
     _print(result, as_json, report.show)
+
+
+@app.command("window")
+def window_command(
+    rate: Annotated[int, typer.Option(help="Rows per second; 0: as fast as they are taken.")] = WINDOW_RATE,
+    keys: Annotated[int, typer.Option(help="Keys, drawn evenly.")] = 100_000,
+    seconds: Annotated[float, typer.Option(help="How long rows arrive.")] = 120,
+    warm_up: Annotated[
+        float, typer.Option(help="Seconds before row latency and full size are looked at; at most half of --seconds.")
+    ] = 60,
+    changelog: Annotated[ChangelogChoice, typer.Option(help="With it, without it, or both.")] = ChangelogChoice.both,
+    operator: Annotated[
+        WindowChoice, typer.Option(help="One state entry per key and window, the window operator, or both.")
+    ] = WindowChoice.both,
+    backend: Annotated[BackendChoice, typer.Option(help="Where state is kept.")] = BackendChoice.rocksdb,
+    memory: Annotated[str, typer.Option(help="Memory for state, all slots together.")] = "512mb",
+    parallelism: Annotated[int, typer.Option(help="Subtasks, and cores for Spark.")] = 2,
+    picture: Annotated[Path | None, typer.Option("--plot", help="Draw the checkpoints over time: a PNG file.")] = None,
+    work_dir: Annotated[Path | None, typer.Option(help="Folder for state and output; emptied again.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Rows at a fixed rate in windows of 10 s that slide by 1 s: checkpoints with and without the changelog."""
+    every: tuple[WindowKeeping, ...] = ("entries", "window")
+    with _errors_told():
+        settings = _settings(rate, WINDOW_RATE, seconds, warm_up, backend, memory, parallelism)
+        works = [rated_window(name, keys) for name in every if operator in (WindowChoice.both, name)]
+        _rated(works, changelog, settings, picture, work_dir, as_json)
+
+
+def _settings(
+    rate: int,
+    usual_rate: int,
+    seconds: float,
+    warm_up: float,
+    backend: BackendChoice,
+    memory: str,
+    parallelism: int,
+) -> Settings:
+    return Settings(
+        rate=rate or usual_rate,
+        paced=rate != 0,
+        seconds=seconds,
+        warm_up=warm_up,
+        backend=backend.value,
+        memory=memory,
+        parallelism=parallelism,
+    )
+
+
+def _rated(
+    works: list[RatedWork],
+    changelog: ChangelogChoice,
+    settings: Settings,
+    picture: Path | None,
+    work_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure rate-driven workloads, and print and draw what came out."""
+    every: tuple[Mode, ...] = ("on", "off")
+    if picture is not None:
+        plot.check_available(picture)
+    with ProgressOnStderr() as progress:
+        modes = [mode for mode in every if changelog in (ChangelogChoice.both, mode)]
+        outcome = rated.run(works, modes, settings, progress.say, work_dir)
+    if picture is not None:
+        plot.draw(outcome.timelines, picture)
+    _print(outcome.figures, as_json, rated.show)
 
 
 @app.command("coordinator")
@@ -187,6 +309,14 @@ def growth_command(
     _print(result, as_json, growth.show)
 
 
+def _refuse(context: typer.Context, names: tuple[str, ...], why: str) -> None:
+    """End with an error if one of these options was given."""
+    for option in context.command.params:
+        source = context.get_parameter_source(str(option.name))
+        if option.name in names and source is not None and source.name == "COMMANDLINE":
+            raise _failed(ConfigError(f"{option.opts[0]} {why}"))
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(number.replace("_", "")) for number in text.split(","))
@@ -199,6 +329,14 @@ def _print(result: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]
         typer.echo(json.dumps(result, indent=2))
     else:
         show(result, Console())
+
+
+@contextmanager
+def _errors_told() -> Iterator[None]:
+    try:
+        yield
+    except StrandlineError as error:
+        raise _failed(error) from None
 
 
 def _failed(error: StrandlineError) -> typer.Exit:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 from rich.console import Console
 from rich.table import Table
@@ -16,12 +17,13 @@ from rich.table import Table
 PERCENTILES = (("p50", 50.0), ("p90", 90.0), ("p99", 99.0), ("p99.9", 99.9))
 
 
-def percentiles(values: Sequence[float], digits: int = 1) -> dict[str, float]:
+def percentiles(values: Sequence[float] | npt.NDArray[np.float64], digits: int = 1) -> dict[str, float]:
     """The 50th, 90th, 99th and 99.9th percentile, interpolated, and the greatest value; empty if there are none."""
-    if not values:
+    if not len(values):
         return {}
-    found = {name: round(float(np.percentile(values, at)), digits) for name, at in PERCENTILES}
-    return {**found, "max": round(float(max(values)), digits)}
+    found = np.percentile(values, [*(at for _name, at in PERCENTILES), 100.0])
+    names = (*(name for name, _at in PERCENTILES), "max")
+    return {name: round(float(value), digits) for name, value in zip(names, found, strict=True)}
 
 
 def machine() -> dict[str, Any]:

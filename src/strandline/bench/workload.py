@@ -36,6 +36,14 @@ class InputFile:
     rows: int
 
 
+def value_pool(rng: np.random.Generator, value_bytes: int) -> pa.StringArray:
+    """Many different values of random characters, to take the values of rows from."""
+    size = max(256, min(1 << 16, (16 << 20) // max(value_bytes, 1)))
+    characters = _ALPHABET[rng.integers(0, 64, size * value_bytes, dtype=np.uint8)]
+    offsets = np.arange(size + 1, dtype=np.int32) * value_bytes
+    return pa.StringArray.from_buffers(size, pa.py_buffer(offsets), pa.py_buffer(characters))
+
+
 class Workload:
     """Makes input files. Keys are given; the value of a row follows from its key and the file it is in.
 
@@ -47,10 +55,7 @@ class Workload:
         self._folder = folder
         self._rng = np.random.default_rng(seed)
         self._next = 0
-        size = max(256, min(1 << 16, (16 << 20) // max(value_bytes, 1)))
-        characters = _ALPHABET[self._rng.integers(0, 64, size * value_bytes, dtype=np.uint8)]
-        offsets = np.arange(size + 1, dtype=np.int32) * value_bytes
-        self._pool = pa.StringArray.from_buffers(size, pa.py_buffer(offsets), pa.py_buffer(characters))
+        self._pool = value_pool(self._rng, value_bytes)
         self._heads = pc.utf8_slice_codeunits(self._pool, 0, SEEN)
         folder.mkdir(parents=True, exist_ok=True)
 

@@ -16,6 +16,7 @@ from strandline.checkpoint.metadata import FileHandle
 from strandline.errors import StorageError
 from strandline.storage import JobPaths, Storage
 from strandline.storage.checksums import checksum, checksum_text
+from strandline.storage.elsewhere import located, outside
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +39,13 @@ class UploadFigures:
 class LogUploader:
     """Puts segments into durable storage. They count only once the storage says that they are durable."""
 
-    def __init__(self, storage: Storage, paths: JobPaths, timeout: float, attempts: int) -> None:
+    def __init__(
+        self, storage: Storage, paths: JobPaths, timeout: float, attempts: int, place: Storage | None = None
+    ) -> None:
+        """`place` is where the log goes, if not to the storage of the checkpoints."""
         self.figures = UploadFigures()
-        self._storage = storage
+        self._storage = place or storage
+        self._elsewhere = place is not None
         self._paths = paths
         self._timeout = timeout
         self._attempts = attempts
@@ -55,16 +60,20 @@ class LogUploader:
                 handles += self._upload_group(group)
         except BaseException:
             for path in {handle.path for handle in handles}:
-                self._delete(path)
+                self._delete(located(self._storage, path)[1])
             raise
         return handles
+
+    def _seen(self, path: str) -> str:
+        """The path as checkpoints name it."""
+        return outside(self._storage, path) if self._elsewhere else path
 
     def _upload_group(self, group: Sequence[Path]) -> list[FileHandle]:
         if len(group) == 1:
             size, found = group[0].stat().st_size, checksum(group[0])
             path = self._store(lambda path: self._storage.upload(group[0], path))
             self._count(bytes=size)
-            return [FileHandle(path, size, found)]
+            return [FileHandle(self._seen(path), size, found)]
         parts = [path.read_bytes() for path in group]
         data = b"".join(parts)
         path = self._store(lambda path: self._storage.write(path, data))
@@ -72,7 +81,7 @@ class LogUploader:
         handles = []
         offset = 0
         for part in parts:
-            handles.append(FileHandle(path, len(part), checksum_text(zlib.crc32(part)), offset, len(data)))
+            handles.append(FileHandle(self._seen(path), len(part), checksum_text(zlib.crc32(part)), offset, len(data)))
             offset += len(part)
         return handles
 

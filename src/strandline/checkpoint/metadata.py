@@ -209,6 +209,11 @@ def shared_files(metadata: CheckpointMetadata) -> dict[SharedKey, FileHandle]:
     }
 
 
+def file_paths(metadata: CheckpointMetadata) -> set[str]:
+    """The paths of all uploaded files of the checkpoint."""
+    return {file.handle.path for _state, file in all_files(metadata) if file.handle is not None}
+
+
 def state_bytes(state: SubtaskState) -> int:
     """The full size of a subtask's state, whichever checkpoint its files were uploaded for."""
     return sum(file.handle.size if file.handle is not None else len(file.inline or b"") for file in state.files)

@@ -28,6 +28,7 @@ from strandline.errors import (
 from strandline.runtime.cluster import Cluster
 from strandline.runtime.parquet_files import publish
 from strandline.runtime.takeover import Claim
+from strandline.storage.elsewhere import delete_located
 
 log = logging.getLogger(__name__)
 
@@ -353,7 +354,7 @@ class Checkpoints:
         if not paths:
             return
         try:
-            self._storage.delete(paths)
+            delete_located(self._storage, paths)
         except StorageError as error:
             log.warning("job %s: could not delete %d files: %s", self._shape.job, len(paths), error)
 

@@ -23,19 +23,20 @@ import logging
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from strandline.checkpoint.log import Entry, JobLog, Takeover, decode_entry
-from strandline.checkpoint.metadata import CheckpointMetadata, all_files
+from strandline.checkpoint.metadata import CheckpointMetadata, file_paths
 from strandline.errors import CheckpointError, FencedError, IncompatibleCheckpointError, NotFoundError, StorageError
 from strandline.runtime.joblog import KEPT_ENTRIES, JobLogStore
 from strandline.runtime.takeover import read_metadata
 from strandline.storage import JobPaths, Storage, StoredFile
 from strandline.storage.base import TEMPORARY
+from strandline.storage.elsewhere import delete_located, list_located
 from strandline.storage.local import LocalStorage
 
 log = logging.getLogger(__name__)
@@ -80,14 +81,14 @@ def sort_files(
     """
     referenced = {paths.metadata(metadata.checkpoint_id) for metadata in retained}
     for metadata in retained:
-        referenced.update(file.handle.path for _state, file in all_files(metadata) if file.handle is not None)
+        referenced |= file_paths(metadata)
     orphans: list[StoredFile] = []
     live: list[StoredFile] = []
     young: list[StoredFile] = []
     numbers: list[StoredFile] = []
     known = 0
     for file in listing:
-        if not _is_checkpoint_data(paths, file.path):
+        if not _is_checkpoint_data(paths, file.path.rpartition("//")[2]):
             continue
         number = paths.parse_metadata(file.path)
         if file.path in referenced:
@@ -145,7 +146,8 @@ def find_garbage(
     if take_over:
         ours = store.take_over().generation
         log.info("job %s: taken over as generation %d to clean up", job, ours)
-    listing = [*storage.list(paths.root), *_temporary_files(storage, paths)]
+    needed = [path for metadata in _readable(storage, paths, store) for path in file_paths(metadata)]
+    listing = [*list_located(storage, paths.root, needed), *_temporary_files(storage, paths)]
     while True:
         known = store.load()
         _check_ours(storage, paths, known)
@@ -190,9 +192,16 @@ def delete_garbage(storage: Storage, garbage: Garbage, progress: Callable[[int],
                 "were being deleted. Those that are left were not touched; run the command again."
             )
         temporary = [path for path in some if path.rpartition("/")[2].startswith(TEMPORARY)]
-        storage.delete(set(some).difference(temporary))
+        delete_located(storage, set(some).difference(temporary))
         _delete_temporary(storage, temporary)
         progress(len(some))
+
+
+def _readable(storage: Storage, paths: JobPaths, store: JobLogStore) -> Iterator[CheckpointMetadata]:
+    """The retained checkpoints, as far as they can be read now."""
+    for number in (*store.log.retained, *store.released()):
+        with suppress(CheckpointError, NotFoundError):
+            yield _read_retained(storage, paths, number)
 
 
 # --- what is read ----------------------------------------------------------------------------------

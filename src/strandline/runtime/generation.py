@@ -34,6 +34,7 @@ from strandline.runtime.spark_position import capture, seed, with_watermark
 from strandline.runtime.takeover import Claim, Restore, Wanted, take_over
 from strandline.sinks import ParquetSink
 from strandline.storage import open_storage
+from strandline.storage.elsewhere import delete_located
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -339,7 +340,7 @@ def _coordinator(
             yield metadata
 
     leftovers = coordinator.recover(claim.retained(), noted())
-    claim.storage.delete([handle.path for handle in leftovers])
+    delete_located(claim.storage, [handle.path for handle in leftovers])
     claim.storage.delete([claim.paths.metadata(number) for number in dropped])
     return coordinator
 

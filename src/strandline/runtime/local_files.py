@@ -111,7 +111,7 @@ class OperatorFolder:
                     shutil.rmtree(path, ignore_errors=True)
 
     def bases(self, restored_batch: int, decided_batch: int) -> list[Base]:
-        """Every base from which a complete chain leads to `decided_batch`, the newest first."""
+        """Every base from which a complete chain leads to `decided_batch`: local ones first, then the newest first."""
         chain = {batch: (previous, path) for path, previous, batch in self._segments()}
         reach: dict[int, tuple[Path, ...]] = {decided_batch: ()}
         batch = decided_batch
@@ -123,7 +123,7 @@ class OperatorFolder:
         found = [Base(marker.batch, marker, reach[marker.batch]) for marker in self._markers() if marker.batch in reach]
         if restored_batch in reach:
             found.append(Base(restored_batch, None, reach[restored_batch]))
-        return sorted(found, key=lambda base: (-base.batch, base.snapshot is None))
+        return sorted(found, key=lambda base: (base.snapshot is None, -base.batch))
 
     def _markers(self) -> list[SnapshotMarker]:
         markers = []

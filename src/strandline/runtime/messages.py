@@ -48,6 +48,8 @@ class ChangelogSettings(msgspec.Struct, frozen=True):
     max_behind_bytes: int = 256 << 20
     materialization_interval: float = 600.0
     max_amplification: float = 2.0
+    storage: StorageSettings | None = None
+    """Where it is kept; None: with the checkpoints."""
 
 
 class OperatorSpec(msgspec.Struct, frozen=True):

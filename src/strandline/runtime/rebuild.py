@@ -25,6 +25,7 @@ from strandline.state.factory import RestoredFile, open_backend
 from strandline.state.rocksdb import RocksDBMemory
 from strandline.storage import Storage, open_storage
 from strandline.storage.checksums import checksum
+from strandline.storage.elsewhere import located
 
 log = logging.getLogger(__name__)
 
@@ -152,10 +153,11 @@ def _download(
 
 def fetch_file(storage: Storage, handle: FileHandle, target: Path) -> None:
     """Bring an uploaded file, or its part of one, to local disk."""
+    place, path = located(storage, handle.path)
     if handle.whole:
-        target.write_bytes(storage.read_range(handle.path, handle.offset, handle.size))
+        target.write_bytes(place.read_range(path, handle.offset, handle.size))
     else:
-        storage.download(handle.path, target)
+        place.download(path, target)
 
 
 def check_states(operator: Operator, durable: SubtaskState | None) -> None:

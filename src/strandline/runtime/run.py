@@ -344,6 +344,11 @@ def _changelog(config: Config) -> ChangelogSettings | None:
         max_behind_bytes=config.changelog_max_in_flight,
         materialization_interval=config.materialization_interval,
         max_amplification=config.changelog_max_amplification,
+        storage=(
+            StorageSettings(_absolute(config.changelog_dir), dict(config.storage_options))
+            if config.changelog_dir is not None
+            else None
+        ),
     )
 
 

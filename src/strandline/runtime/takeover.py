@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from strandline.checkpoint.log import CheckpointRef, Start
-from strandline.checkpoint.metadata import CheckpointMetadata, all_files, decode
+from strandline.checkpoint.metadata import CheckpointMetadata, all_files, decode, file_paths
 from strandline.checkpoint.restore import check_compatible
 from strandline.errors import (
     CheckpointError,
@@ -28,6 +28,7 @@ from strandline.runtime.messages import StorageSettings
 from strandline.runtime.parquet_files import check_sink, recover_sink
 from strandline.runtime.rebuild import check_states
 from strandline.storage import JobPaths, Storage, is_local, open_storage
+from strandline.storage.elsewhere import list_located
 
 log = logging.getLogger(__name__)
 
@@ -298,7 +299,8 @@ def read_metadata(storage: Storage, path: str) -> CheckpointMetadata:
 
 def _check_files(storage: Storage, metadata: CheckpointMetadata) -> None:
     """Raise `DamagedFileError` unless every file of the checkpoint is there with its size; slots check the content."""
-    sizes = {file.path: file.size for file in storage.list(JobPaths(metadata.job).root)}
+    listing = list_located(storage, JobPaths(metadata.job).root, file_paths(metadata))
+    sizes = {file.path: file.size for file in listing}
     for state, file in all_files(metadata):
         if file.handle is None or sizes.get(file.handle.path) == file.handle.stored_size:
             continue

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,20 +22,27 @@ from typing import Any
 
 import msgspec
 
-from strandline.changelog.book import LogBook, Subtask, SubtaskLog, segment_name
+from strandline.changelog.book import LogBook, Subtask, SubtaskLog, last_batch, segment_name
+from strandline.changelog.merge import AT_ONCE_BYTES, merge
 from strandline.changelog.uploader import LogUploader
-from strandline.checkpoint.metadata import StateFile, SubtaskState
+from strandline.checkpoint.metadata import LOG_SUFFIX, StateFile, SubtaskState
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import CheckpointError, StorageError, StrandlineError
 from strandline.runtime.messages import ChangelogSettings, Sealed, SlotSpec
 from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.state.keys import key_group_range
-from strandline.storage import JobPaths, Storage
+from strandline.state.segment import SegmentHeader, read_table, write_table
+from strandline.storage import JobPaths, Storage, open_storage
+from strandline.storage.elsewhere import delete_located
 
 log = logging.getLogger(__name__)
 
 EARLY_BYTES = 32 << 20
 """A log below this is never a reason to materialize early, however small the state is."""
+MERGE_FROM = 64
+"""A log of so many segments is merged,"""
+MERGE_AT_LEAST = 16
+"""if so many of them can be put together."""
 TICK = 0.25
 REST = 5.0
 
@@ -123,18 +131,24 @@ class Figures:
 class TaskLog:
     """Keeps the changelog of a task manager's slots. Its threads end with `close`."""
 
-    def __init__(self, storage: Storage, job: str, settings: ChangelogSettings, uploader: SnapshotUploader) -> None:
+    def __init__(
+        self, storage: Storage, job: str, settings: ChangelogSettings, uploader: SnapshotUploader, scratch: Path
+    ) -> None:
         self.figures = Figures()
         self._storage = storage
         self._settings = settings
         self._snapshots = uploader
-        self._segments = LogUploader(storage, JobPaths(job), settings.upload_timeout, settings.upload_attempts)
+        place = open_storage(settings.storage.url, settings.storage.options) if settings.storage else None
+        self._segments = LogUploader(storage, JobPaths(job), settings.upload_timeout, settings.upload_attempts, place)
         self._book = LogBook()
         self._slots: dict[int, _Slot] = {}
         self._offers: dict[Subtask, _Offer] = {}
         """The newest segment of each subtask: of the batch that is worked on, or of the last one."""
         self._behind: list[_Offer] = []
         """Segments of committed batches that could not be uploaded so far."""
+        self._local: dict[str, Path] = {}
+        """Where the segments of the log are on local disk, as far as they are."""
+        self._scratch = scratch
         self._generation = 0
         self._decided = -1
         self._flush = 0
@@ -206,6 +220,7 @@ class TaskLog:
         self._slots.clear()
         self._offers.clear()
         self._behind.clear()
+        self._forget_local()
         self._decided = -1
         self._generation = generation
 
@@ -216,7 +231,7 @@ class TaskLog:
 
     def _delete(self, paths: Sequence[str]) -> None:
         try:
-            self._storage.delete(paths)
+            delete_located(self._storage, paths)
         except StorageError as error:
             log.warning("cannot delete %d files of the changelog: %s", len(paths), error)
 
@@ -279,7 +294,7 @@ class TaskLog:
                 if not offer.durable:
                     self._fall_behind(offer)
                 elif offer.file is not None:
-                    self._book.append(subtask, offer.file)
+                    self._append(offer, offer.file)
             self._decided = max(self._decided, batch)
 
     def _fall_behind(self, offer: _Offer) -> None:
@@ -342,6 +357,10 @@ class TaskLog:
                 self._book.append(offer.subtask, file)
                 Path(offer.sealed.path).unlink(missing_ok=True)
         return sorted(set(_paths(files)) - needed)
+
+    def _append(self, offer: _Offer, file: StateFile) -> None:
+        self._book.append(offer.subtask, file)
+        self._local[file.identity] = Path(offer.sealed.path)
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -448,6 +467,7 @@ class TaskLog:
                     return
                 index = self._next_due()
             if index is None:
+                self._merge_if_many()
                 continue
             try:
                 self._materialize(index)
@@ -518,6 +538,7 @@ class TaskLog:
                     used = self._book is frozen.book and self._book.materialized(states)
                     if used:
                         self._snapshots.completed(frozen.number, {})
+                        self._forget_local()
             finally:
                 self._snapshots.aborted(frozen.number)
         if not used:
@@ -531,6 +552,51 @@ class TaskLog:
     def _thaw_all(self, frozen: Iterable[_Frozen]) -> None:
         for one in frozen:
             self._thaw(one.index, one.number)
+
+    # --- merging ---------------------------------------------------------------------------------
+
+    def _merge_if_many(self) -> None:
+        """Put segments of a long log together, so that checkpoints name few, and overwritten changes go."""
+        with self._wake:
+            incomplete = {offer.subtask for offer in self._behind}  # what comes late belongs between the others
+            found = next(
+                (
+                    (subtask, known, run)
+                    for subtask in self._book.subtasks()
+                    if subtask not in incomplete
+                    and (run := mergeable(known := self._book.log(subtask), self._local.__contains__))
+                ),
+                None,
+            )
+        if found is None:
+            return
+        subtask, known, run = found
+        target = self._scratch / f"{uuid.uuid4().hex}{LOG_SUFFIX}"
+        try:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+            whole = merge([read_table(self._local[file.identity]) for file in run])
+            batch = last_batch(run[-1])
+            write_table(target, SegmentHeader(self._generation, batch, 0, subtask[0], subtask[1], -1), whole)
+            (handle,) = self._segments.upload([target])
+        except (StrandlineError, OSError, KeyError) as error:
+            # The slot has let go of the files because its state is being materialized; or storage is in trouble.
+            log.info("%d segments of %s were not merged: %s", len(run), subtask, error)
+            target.unlink(missing_ok=True)
+            return
+        file = StateFile(segment_name(batch), f"{handle.path}#0", True, handle)
+        with self._wake:
+            self._local[file.identity] = target
+            if self._book.merged(subtask, known, run, file):
+                self.figures.merges += 1
+            self._forget_local()
+
+    def _forget_local(self) -> None:
+        """Local files are needed for merging as long as their segments are part of a log."""
+        needed = {file.identity for subtask in self._book.subtasks() for file in self._book.log(subtask).segments}
+        for identity in [identity for identity in self._local if identity not in needed]:
+            path = self._local.pop(identity)
+            if path.parent == self._scratch:
+                path.unlink(missing_ok=True)
 
     # --- figures ---------------------------------------------------------------------------------
 
@@ -546,6 +612,26 @@ class TaskLog:
                 "base_bytes": sum(one.base_bytes for one in logs),
                 "behind_bytes": sum(offer.sealed.size for offer in self._behind),
             }
+
+
+def mergeable(log_: SubtaskLog, has_local_file: Callable[[str], bool]) -> list[StateFile]:
+    """The newest segments of a log that has become long, back to one that is larger than all of them together.
+
+    So every change is merged again only a few times, however long the log becomes.
+    """
+    if len(log_.segments) < MERGE_FROM:
+        return []
+    run: list[StateFile] = []
+    size = 0
+    for file in reversed(log_.segments):
+        length = file.handle.size if file.handle is not None else 0
+        if not has_local_file(file.identity) or (len(run) >= MERGE_AT_LEAST and length > size):
+            break
+        if size + length > AT_ONCE_BYTES:
+            break
+        run.insert(0, file)
+        size += length
+    return run if len(run) >= MERGE_AT_LEAST else []
 
 
 def _over(offer: _Offer) -> bool:

@@ -26,12 +26,12 @@ import msgspec
 from strandline.checkpoint.metadata import FileHandle
 from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.local_files import run_folder, slot_folder, socket_folder
-from strandline.runtime.messages import RunInfo, Sealed, SlotSpec, SnapshotReport
+from strandline.runtime.messages import ChangelogSettings, RunInfo, Sealed, SlotSpec, SnapshotReport
 from strandline.runtime.task_log import Barrier, TaskLog
 from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.runtime.wire import Address, Client, Server, decode_error, encode_error
 from strandline.state.keys import key_group_range
-from strandline.storage import open_storage
+from strandline.storage import Storage, open_storage
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class TaskManager:
         _clear_dead_runs(self._folder)
         storage = open_storage(run.storage.url, run.storage.options)
         self._uploader = SnapshotUploader(storage, run.job, run.uploads)
-        self._log = TaskLog(storage, run.job, run.changelog, self._uploader) if run.changelog else None
+        self._log = self._open_log(storage, run.changelog) if run.changelog else None
         self._coordinator = Client(Address.unpack(run.coordinator), run.secret)
         names = (
             "start_slots",
@@ -102,6 +102,9 @@ class TaskManager:
         )
         if self._log is not None:
             self._log.start(self._freeze, self._thaw)
+
+    def _open_log(self, storage: Storage, settings: ChangelogSettings) -> TaskLog:
+        return TaskLog(storage, self.run.job, settings, self._uploader, self._folder / f"log-{os.getpid()}")
 
     # --- slots -----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from strandline.runtime.rebuild import fetch_file
 from strandline.runtime.takeover import read_metadata
 from strandline.storage import JobPaths, Storage
 from strandline.storage.checksums import checksum
+from strandline.storage.elsewhere import located
 from strandline.storage.local import LocalStorage
 
 THREADS = 8
@@ -141,12 +142,13 @@ def verify_files(
 def _problem(storage: Storage, handle: FileHandle, scratch: Path) -> str | None:
     """What is wrong with one file. From an object store it goes through `scratch`, so that memory stays small."""
     try:
-        if isinstance(storage, LocalStorage):
-            whole = (storage.root / handle.path).stat().st_size
+        place, path = located(storage, handle.path)
+        if isinstance(place, LocalStorage):
+            whole = (place.root / path).stat().st_size
             if whole != handle.stored_size:
                 return f"has {whole} bytes instead of {handle.stored_size}"
             if not handle.whole:
-                return _compare(handle, storage.root / handle.path)
+                return _compare(handle, place.root / path)
         fetch_file(storage, handle, scratch)
         return _compare(handle, scratch)
     except (NotFoundError, FileNotFoundError, NotADirectoryError, IsADirectoryError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from strandline.errors import ConfigError
 from strandline.storage.base import Storage, StoredFile
@@ -25,6 +26,12 @@ def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
     environment; local files take none. Nothing is contacted or created yet. A scheme that is not supported, or an
     option that does not exist, is a `ConfigError`. `faulty+` before a URL is for tests (`strandline.testing.faults`).
     """
+    storage = _open(url, options)
+    storage.options = MappingProxyType(dict(options or {}))
+    return storage
+
+
+def _open(url: str, options: Mapping[str, str] | None) -> Storage:
     scheme = _scheme(url)
     if scheme == "file":
         return LocalStorage(url)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from strandline.errors import StorageError
 
@@ -32,6 +33,8 @@ class Storage(ABC):
 
     url: str
     """The root in full (a local path is absolute): `open_storage(url)` opens the same place in any process."""
+    options: Mapping[str, str] = MappingProxyType({})
+    """The settings that it was opened with."""
 
     @abstractmethod
     def read(self, path: str) -> bytes:

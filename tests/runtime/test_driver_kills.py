@@ -53,9 +53,8 @@ UPLOADED, PUBLISHED = "before create .*/_metadata$", "after rename "
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "moments", [(WON, DELETED), pytest.param((UPLOADED, WRITTEN, PUBLISHED), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # with the changelog, two of these moments are part of every run: test_changelog.py
+@pytest.mark.parametrize("moments", [(WON, DELETED), (UPLOADED, WRITTEN, PUBLISHED)])
 def test_a_kill_between_any_two_steps_of_a_completion_leaves_a_correct_state(
     place: Place, moments: tuple[str, ...]
 ) -> None:

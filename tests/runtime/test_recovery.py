@@ -67,7 +67,7 @@ def kill_now_and_then(run: sl.JobRun, victims: Callable[[sl.JobRun], list[int]],
     [
         pytest.param(slot_pids, 1, marks=pytest.mark.slow),
         (slot_pids, 2),
-        (manager_pids, 3),
+        pytest.param(manager_pids, 3, marks=pytest.mark.slow),  # with the changelog in every run: test_changelog.py
         pytest.param(python_workers, 4, marks=pytest.mark.slow),
     ],
     ids=lambda v: getattr(v, "__name__", v),

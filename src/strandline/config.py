@@ -135,7 +135,7 @@ class Config:
         "512mb",
         kinds.size(at_least=1 << 20),
         keys=("taskmanager.memory.managed.size",),
-        doc="Memory for state per executor (RocksDB's cache and write buffers), divided among its slots.",
+        doc="Memory for state per executor, divided among its slots; RocksDB's cache and write buffers get two thirds.",
     )
     batch_memory: Size = option(
         "128mb",

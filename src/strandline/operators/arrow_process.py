@@ -21,8 +21,8 @@ from strandline.state.ddl import parse_schema
 from strandline.state.descriptors import StateDescriptor
 from strandline.state.keys import EncodedKeys, KeyEncoder
 
-_CHUNK_ROWS: Final = 1 << 17
-_CHUNK_BYTES: Final = 64 << 20
+_CHUNK_ROWS: Final = 1 << 15
+_CHUNK_BYTES: Final = 32 << 20
 _OUTPUT_ROWS: Final = 1 << 16
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ from strandline.state.changes import ChangeSet
 from strandline.state.keys import key_group_range
 from strandline.state.query import encode_key, read_state
 from strandline.state.segment import Segment, SegmentHeader, write_segment
+
+log = logging.getLogger(__name__)
 
 Chunk = tuple[list[bytes], list[bytes | None]]
 
@@ -224,6 +227,7 @@ class OperatorSlot:
         batch, snapshot = self._worker.submit(self._freeze, checkpoint_id, self._applied).result()
         sync_ms = (time.perf_counter() - started) * 1000
         written = self._writer.submit(self._write_snapshot, checkpoint_id, snapshot, batch)
+        self._writer.submit(self._drop_covered, checkpoint_id, batch)  # nobody waits for it
         self._snapshots[checkpoint_id] = LocalSnapshot(snapshot, batch, sync_ms, written)
         return sync_ms
 
@@ -236,11 +240,18 @@ class OperatorSlot:
         files = snapshot.write()
         self._folder.mark(checkpoint_id, batch, files)
         self._newest_snapshot = checkpoint_id
-        self._folder.drop_segments(batch)
-        for older in self._folder.snapshots():
-            if older < checkpoint_id and older not in self._snapshots:  # also what earlier incarnations left
-                self._folder.drop_snapshot(older)
         return files, (time.perf_counter() - started) * 1000
+
+    def _drop_covered(self, checkpoint_id: int, batch: int) -> None:
+        if self._newest_snapshot != checkpoint_id:
+            return  # it could not be written
+        try:
+            self._folder.drop_segments(batch)
+            for older in self._folder.snapshots():
+                if older < checkpoint_id and older not in self._snapshots:  # also what earlier incarnations left
+                    self._folder.drop_snapshot(older)
+        except OSError:
+            log.warning("operator %s: older local files stay until the next snapshot", self.operator.uid, exc_info=True)
 
     def report(self, checkpoint_id: int) -> SnapshotReport:
         """The snapshot's files, once they are all on disk."""

@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 GO = b"go"
 RECORDED = b"recorded"
+ROCKSDB_SHARE = 2 / 3
+"""Of a slot's state memory. The rest is for what state costs outside RocksDB: a batch in hand, and gaps in the heap."""
 
 
 class Slot:
@@ -56,7 +58,8 @@ class Slot:
         self.rebuilt: list[Rebuilt] = []
         self._manager: Client | None = None
         self._teller = ThreadPoolExecutor(1, thread_name_prefix="teller") if spec.run.changelog else None
-        memory = RocksDBMemory(spec.backend.memory_bytes) if spec.backend.kind == "rocksdb" else None
+        budget = int(spec.backend.memory_bytes * ROCKSDB_SHARE)
+        memory = RocksDBMemory(budget) if spec.backend.kind == "rocksdb" else None
         self.operators = {op.uid: self._open(number, op, memory) for number, op in enumerate(spec.operators)}
 
     def _open(self, number: int, op: OperatorSpec, memory: RocksDBMemory | None) -> OperatorSlot:

@@ -24,6 +24,8 @@ from strandline.state.rocksdb_options import RocksDBMemory, RocksDBOptions, boun
 __all__ = ["RocksDBBackend", "RocksDBMemory", "RocksDBOptions"]
 
 _BATCH_ENTRIES: Final = 16_384
+_READ_ENTRIES: Final = 4096
+"""Keys of one call: until it returns, each of them holds a block of the cache that cannot be evicted, and a copy."""
 _SHORT_SCAN: Final = 32
 _READER_MEMORY: Final = 16 << 20
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -68,7 +70,10 @@ class RocksDBBackend(StateBackend):
         self._db = _open(directory, (options or RocksDBOptions()).to_options(self._memory))
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return cast("list[bytes | None]", self._db.get(keys if isinstance(keys, list) else list(keys)))
+        found: list[bytes | None] = []
+        for at in range(0, len(keys), _READ_ENTRIES):
+            found += cast("list[bytes | None]", self._db.get(list(keys[at : at + _READ_ENTRIES])))
+        return found
 
     def get(self, key: bytes) -> bytes | None:
         return cast("bytes | None", self._db.get(key))

@@ -57,6 +57,13 @@ class BackendContract:
         assert backend.get_many([]) == []
         assert (backend.get(b"aa2"), backend.get(b"none")) == (b"", None)
 
+    def test_many_values_come_back_in_one_call(self, backend: StateBackend) -> None:
+        keys = [b"%05d" % number for number in range(10_000)]
+        backend.apply(keys[::2], keys[::2])
+        found = backend.get_many(keys)
+        assert found[::2] == keys[::2]
+        assert found[1::2] == [None] * 5000
+
     def test_a_scan_is_in_key_order_whatever_the_order_of_writing(self, backend: StateBackend) -> None:
         backend.apply([b"bb", b"aa\xff", b"aa", b"aa\x00"], [b"4", b"3", b"1", b"2"])
         expected = [(b"aa", b"1"), (b"aa\x00", b"2"), (b"aa\xff", b"3"), (b"bb", b"4")]

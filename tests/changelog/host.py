@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow as pa
 from strandline.checkpoint.metadata import StateFile
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.operators.base import BatchInfo, Operator, SubtaskInfo
-from strandline.runtime.local_files import slot_folder
+from strandline.runtime.local_files import run_folder, slot_folder
 from strandline.runtime.messages import (
     BackendSettings,
     BatchTime,
@@ -148,7 +149,8 @@ class Host:
         self.hints = True
         self.slots: dict[int, HostedSlot] = {}
         self.uploader = SnapshotUploader(storage, JOB, run.uploads, threads=1)
-        self.log = TaskLog(storage, JOB, run.changelog, self.uploader) if run.changelog is not None else None
+        scratch = run_folder(run.local_dir, run.job, run.run_id) / f"log-{time.time_ns()}"
+        self.log = TaskLog(storage, JOB, run.changelog, self.uploader, scratch) if run.changelog else None
         if self.log is not None:
             self.log.start(self.freeze, self.thaw)
 

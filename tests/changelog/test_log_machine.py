@@ -33,7 +33,19 @@ from strandline.runtime.local_files import slot_folder
 from strandline.runtime.messages import ChangelogSettings, SlotSpec
 from strandline.runtime.task_log import Barrier
 from strandline.storage.local import LocalStorage
-from tests.changelog.host import GROUPS, JOB, MEMORY, PARALLELISM, Changes, Host, State, Subtask, key, run_info, slot_spec
+from tests.changelog.host import (
+    GROUPS,
+    JOB,
+    MEMORY,
+    PARALLELISM,
+    Changes,
+    Host,
+    State,
+    Subtask,
+    key,
+    run_info,
+    slot_spec,
+)
 
 SLOTS = range(PARALLELISM)
 VALUES = st.none() | st.binary(max_size=3)
@@ -75,9 +87,7 @@ class LogMachine(RuleBasedStateMachine):
         changelog=st.sampled_from([True, True, True, False]),
         inline=st.sampled_from([0, 20_000]),
     )
-    def begin(
-        self, kind: str, uids: tuple[str, ...], hosts: int, retained: int, changelog: bool, inline: int
-    ) -> None:
+    def begin(self, kind: str, uids: tuple[str, ...], hosts: int, retained: int, changelog: bool, inline: int) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="strandline-log-", dir=MEMORY))
         self.storage = Storage(str(self.root / "durable"))
         self.kind, self.uids, self.inline, self.num_retained = kind, uids, inline, retained
@@ -188,7 +198,7 @@ class LogMachine(RuleBasedStateMachine):
         self.work(before, broken)
         number = self.barrier()
         self.work(during, broken)
-        if end == "later" or number not in self.barriers and number not in self.coordinator.ready():
+        if end == "later" or (number not in self.barriers and number not in self.coordinator.ready()):
             return
         self.acknowledge(number)
         if end == "failed":

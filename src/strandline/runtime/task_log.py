@@ -460,6 +460,7 @@ class TaskLog:
     # --- materialization -----------------------------------------------------------------------------
 
     def _materialize_loop(self) -> None:
+        merge_from = 0.0
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._closed, TICK)
@@ -467,7 +468,8 @@ class TaskLog:
                     return
                 index = self._next_due()
             if index is None:
-                self._merge_if_many()
+                if time.monotonic() >= merge_from:
+                    merge_from = time.monotonic() + (0.0 if self._merge_if_many() else REST)
                 continue
             try:
                 self._materialize(index)
@@ -555,8 +557,11 @@ class TaskLog:
 
     # --- merging ---------------------------------------------------------------------------------
 
-    def _merge_if_many(self) -> None:
-        """Put segments of a long log together, so that checkpoints name few, and overwritten changes go."""
+    def _merge_if_many(self) -> bool:
+        """Put segments of a long log together, so that checkpoints name few, and overwritten changes go.
+
+        False if it could not be done.
+        """
         with self._wake:
             incomplete = {offer.subtask for offer in self._behind}  # what comes late belongs between the others
             found = next(
@@ -569,7 +574,7 @@ class TaskLog:
                 None,
             )
         if found is None:
-            return
+            return True
         subtask, known, run = found
         target = self._scratch / f"{uuid.uuid4().hex}{LOG_SUFFIX}"
         try:
@@ -582,13 +587,14 @@ class TaskLog:
             # The slot has let go of the files because its state is being materialized; or storage is in trouble.
             log.info("%d segments of %s were not merged: %s", len(run), subtask, error)
             target.unlink(missing_ok=True)
-            return
+            return False
         file = StateFile(segment_name(batch), f"{handle.path}#0", True, handle)
         with self._wake:
             self._local[file.identity] = target
             if self._book.merged(subtask, known, run, file):
                 self.figures.merges += 1
             self._forget_local()
+        return True
 
     def _forget_local(self) -> None:
         """Local files are needed for merging as long as their segments are part of a log."""

@@ -283,7 +283,7 @@ def test_what_is_behind_survives_the_slots_own_files(world: World) -> None:
     host.batch(2, {S0: {A0: b"2"}})
     with pytest.raises(StorageError):
         host.task_log._materialize(0)
-    assert not list(slot_folder(host.slots[0].spec).rglob("seg-*.segment"))
+    eventually(lambda: not list(slot_folder(host.slots[0].spec).rglob("seg-*.segment")))
     world.work_again()
     assert host.batch(3, {S0: {B0: b"3"}})[S0][0]
     assert world.state(host.acknowledged(1)[0].state) == {A0: b"2", B0: b"3"}
@@ -330,6 +330,7 @@ def test_who_waits_for_storage_ends_with_the_changelog_or_its_generation(world: 
         host.prepare(1, 0, {S0: {A0: b"1"}})
         waiting = threading.Thread(target=host.settle, args=(1, 0))
         waiting.start()
+        eventually(lambda: host.task_log._flush > 0)
         waiting.join(0.1)
         assert waiting.is_alive()
         end(host)

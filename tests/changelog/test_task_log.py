@@ -330,7 +330,7 @@ def test_who_waits_for_storage_ends_with_the_changelog_or_its_generation(world: 
         host.prepare(1, 0, {S0: {A0: b"1"}})
         waiting = threading.Thread(target=host.settle, args=(1, 0))
         waiting.start()
-        eventually(lambda: host.task_log._flush > 0)
+        eventually(lambda host=host: host.task_log._flush > 0)
         waiting.join(0.1)
         assert waiting.is_alive()
         end(host)

@@ -120,6 +120,7 @@ def test_killed_processes_with_the_changelog(
     check_storage(place)
 
 
+@pytest.mark.slow  # drivers are killed at random in every run: test_driver_kills.py
 @pytest.mark.timeout(600)
 def test_a_driver_killed_with_the_changelog_on(place: Place) -> None:
     moments = (WON, DELETED)

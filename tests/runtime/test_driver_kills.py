@@ -23,12 +23,15 @@ SEED = int(os.environ.get("STRANDLINE_SEED", str(random.SystemRandom().randrange
 
 @pytest.mark.timeout(600)
 def test_results_after_many_kills_equal_those_of_a_run_without(place: Place) -> None:
+    """The first driver has the changelog on; those after it have it or not."""
     print(f"seed {SEED}")
     chance = random.Random(SEED)
     data = batches(6 * KILLS + 4, seed=SEED)
     written = 0
-    with Driver(place.root, checkpoint_interval="300ms") as driver:
-        for _ in range(KILLS):
+    options = {"checkpoint_interval": "300ms", "materialization_interval": "700ms", "changelog": True}
+    with Driver(place.root, **options) as driver:
+        for number in range(KILLS):
+            driver.options = {**options, "changelog": number == 0 or chance.random() < 0.5}
             driver.start()
             wait_until(lambda: driver.pids() or not driver.running(), seconds=90, what="the start of the driver")
             assert driver.running(), (place.root / "driver.log").read_text()[-3000:]
@@ -43,6 +46,7 @@ def test_results_after_many_kills_equal_those_of_a_run_without(place: Place) -> 
             assert len(place.rows()) == len(set(place.rows())), f"seed {SEED}"
         for batch in data[written:]:
             place.write(batch)
+        driver.options = {**options, "changelog": chance.random() < 0.5}
         driver.start()
         driver.finish()
     assert place.rows() == running_sums(data), f"seed {SEED}"
@@ -53,7 +57,7 @@ UPLOADED, PUBLISHED = "before create .*/_metadata$", "after rename "
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.slow  # with the changelog, two of these moments are part of every run: test_changelog.py
+@pytest.mark.slow
 @pytest.mark.parametrize("moments", [(WON, DELETED), (UPLOADED, WRITTEN, PUBLISHED)])
 def test_a_kill_between_any_two_steps_of_a_completion_leaves_a_correct_state(
     place: Place, moments: tuple[str, ...]

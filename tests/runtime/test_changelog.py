@@ -18,7 +18,7 @@ from strandline.checkpoint.metadata import all_files
 from strandline.runtime.garbage import delete_garbage, find_garbage
 from strandline.runtime.verification import Verification
 from strandline.storage import LocalStorage
-from strandline.storage.elsewhere import list_located
+from strandline.storage.elsewhere import inner_path, list_located
 from tests.runtime.conftest import Place, running_sums, wait_until
 from tests.runtime.driver import Driver
 from tests.runtime.test_driver_kills import DELETED, WON
@@ -50,9 +50,7 @@ def check_storage(place: Place) -> None:
     verification = Verification(storage, "visits")
     assert all(found.damage == () for found in verification.run())
     needed = [handle.path for handle in verification.handles]
-    left = {
-        file.path for file in list_located(storage, "visits", needed) if "/log/" not in file.path.rpartition("//")[2]
-    }
+    left = {file.path for file in list_located(storage, "visits", needed) if "/log/" not in inner_path(file.path)}
     assert {path for path in left if not path.endswith("/_metadata")} == {h.path for h in verification.handles}
 
 

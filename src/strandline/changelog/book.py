@@ -8,10 +8,10 @@ and the coordinator deletes those that no retained checkpoint refers to. Pure bo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from strandline.checkpoint.metadata import LOG_SUFFIX, FileHandle, StateFile, SubtaskState
+from strandline.checkpoint.metadata import LOG_SUFFIX, FileHandle, StateFile, SubtaskState, paths_of
 from strandline.errors import CheckpointError
 
 Subtask = tuple[str, int]
@@ -21,6 +21,11 @@ Subtask = tuple[str, int]
 def segment_name(batch: int) -> str:
     """The name of the segment that ends with `batch`; the order of names is the order of batches."""
     return f"{batch:020d}{LOG_SUFFIX}"
+
+
+def segment_file(batch: int, handle: FileHandle) -> StateFile:
+    """An uploaded segment that ends with `batch`. Every upload is a file of its own to checkpoints."""
+    return StateFile(segment_name(batch), f"{handle.path}#{handle.offset}", True, handle)
 
 
 def last_batch(file: StateFile) -> int:
@@ -45,11 +50,11 @@ class SubtaskLog:
 
     @property
     def base_bytes(self) -> int:
-        return sum(map(_size, self.base or ()))
+        return sum(file.size for file in self.base or ())
 
     @property
     def log_bytes(self) -> int:
-        return sum(map(_size, self.segments))
+        return sum(file.size for file in self.segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,7 @@ class _Asked:
     """What it reports."""
 
     def paths(self) -> set[str]:
-        return {path for files in self.files.values() for path in _paths(files)}
+        return {path for files in self.files.values() for path in paths_of(files)}
 
 
 @dataclass(slots=True)
@@ -123,8 +128,8 @@ class LogBook:
         log = SubtaskLog(None if base is None else tuple(base), sorted(segments, key=_order))
         self._use(log.files)
         self._logs[subtask] = log
-        self._confirmed.update(_paths(restored))
-        self._spared.update(_paths(restored), _paths(log.files))
+        self._confirmed.update(paths_of(restored))
+        self._spared.update(paths_of(restored), paths_of(log.files))
         if before is not None:
             self._release(before.files)
         return log
@@ -231,8 +236,8 @@ class LogBook:
     def _entry(self, subtask: Subtask, files: tuple[StateFile, ...]) -> Entry:
         before = self._named.get(subtask, frozenset())
         self._named[subtask] = frozenset(file.identity for file in files)
-        new = sum(_size(file) for file in files if file.identity not in before)
-        return Entry(subtask, files, sum(map(_size, files)), new)
+        new = sum(file.size for file in files if file.identity not in before)
+        return Entry(subtask, files, sum(file.size for file in files), new)
 
     def completed(self, checkpoint_id: int) -> list[Subtask]:
         """The checkpoint is complete: it keeps its files, and what it reported is dealt with. May be said again.
@@ -274,7 +279,7 @@ class LogBook:
                 self._obsolete.pop(path, None)
 
     def _release(self, files: Iterable[StateFile]) -> None:
-        for path in _paths(files):
+        for path in paths_of(files):
             self._users[path] -= 1
             if not self._users[path]:
                 del self._users[path]
@@ -284,11 +289,3 @@ class LogBook:
 def _order(file: StateFile) -> str:
     """The files of a base as they are, then the segments by batch."""
     return file.name if file.is_log else ""
-
-
-def _paths(files: Iterable[StateFile]) -> Iterator[str]:
-    return (file.handle.path for file in files if file.handle is not None)
-
-
-def _size(file: StateFile) -> int:
-    return file.handle.size if file.handle is not None else len(file.inline or b"")

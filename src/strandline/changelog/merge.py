@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.state.chunks import CHUNK_ENTRIES, halved
+from strandline.state.chunks import CHUNK_ENTRIES, grouped, halved
 from strandline.state.segment import Chunk, read_table
 
 AT_ONCE_BYTES = 128 << 20
@@ -41,7 +41,8 @@ def changes(segments: Sequence[Path], key_groups: range | None = None) -> Iterat
     Files are read and verified in parallel. Raises `DamagedFileError`.
     """
     with ThreadPoolExecutor(READERS, thread_name_prefix="read-log") as pool:
-        for tables in _at_once(_read_ahead(pool, segments, key_groups)):
+        read = _read_ahead(pool, segments, key_groups)
+        for tables in grouped(read, lambda table: int(table.nbytes), AT_ONCE_BYTES):
             for batch in merge(tables).to_batches(max_chunksize=CHUNK_ENTRIES):
                 yield from halved(batch.column(0).to_pylist(), batch.column(1).to_pylist())
 
@@ -55,16 +56,3 @@ def _read_ahead(pool: ThreadPoolExecutor, segments: Iterable[Path], key_groups: 
             yield ahead.popleft().result()
     while ahead:
         yield ahead.popleft().result()
-
-
-def _at_once(tables: Iterable[pa.Table]) -> Iterator[list[pa.Table]]:
-    group: list[pa.Table] = []
-    size = 0
-    for table in tables:
-        if group and size + table.nbytes > AT_ONCE_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(table)
-        size += table.nbytes
-    if group:
-        yield group

@@ -10,10 +10,12 @@ import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from strandline.checkpoint.metadata import FileHandle
 from strandline.errors import StorageError
+from strandline.state.chunks import grouped
 from strandline.storage import JobPaths, Storage
 from strandline.storage.checksums import checksum, checksum_text
 from strandline.storage.elsewhere import located, outside
@@ -56,7 +58,7 @@ class LogUploader:
         """The handles of local files, durable. Raises `StorageError` when every attempt failed or was too slow."""
         handles: list[FileHandle] = []
         try:
-            for group in _grouped(segments):
+            for group in grouped(segments, lambda path: path.stat().st_size, GROUP_BYTES):
                 handles += self._upload_group(group)
         except BaseException:
             for path in {handle.path for handle in handles}:
@@ -129,12 +131,9 @@ class LogUploader:
 
     def _abandon(self, running: dict[Future[None], str]) -> None:
         for one, path in running.items():
-            one.add_done_callback(self._deleter(path))
+            one.add_done_callback(partial(self._delete, path))
 
-    def _deleter(self, path: str) -> Callable[[Future[None]], None]:
-        return lambda _done: self._delete(path)
-
-    def _delete(self, path: str) -> None:
+    def _delete(self, path: str, _done: Future[None] | None = None) -> None:
         try:
             self._storage.delete([path])
         except StorageError as error:
@@ -151,16 +150,3 @@ class LogUploader:
     def close(self) -> None:
         """No more tries; those under way end on their own."""
         self._pool.shutdown(wait=False)
-
-
-def _grouped(segments: Sequence[Path]) -> list[list[Path]]:
-    groups: list[list[Path]] = []
-    size = 0
-    for path in segments:
-        length = path.stat().st_size
-        if not groups or size + length > GROUP_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(path)
-        size += length
-    return groups

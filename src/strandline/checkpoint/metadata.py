@@ -56,6 +56,11 @@ class StateFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     inline: bytes | None = None
 
     @property
+    def size(self) -> int:
+        """The bytes of the file itself, wherever they are."""
+        return self.handle.size if self.handle is not None else len(self.inline or b"")
+
+    @property
     def is_log(self) -> bool:
         """A segment of the changelog: changes to the state that the files before it make up."""
         return self.name.endswith(LOG_SUFFIX)
@@ -211,12 +216,17 @@ def shared_files(metadata: CheckpointMetadata) -> dict[SharedKey, FileHandle]:
 
 def file_paths(metadata: CheckpointMetadata) -> set[str]:
     """The paths of all uploaded files of the checkpoint."""
-    return {file.handle.path for _state, file in all_files(metadata) if file.handle is not None}
+    return set(paths_of(file for _state, file in all_files(metadata)))
+
+
+def paths_of(files: Iterable[StateFile]) -> Iterator[str]:
+    """The paths of those files that are uploaded."""
+    return (file.handle.path for file in files if file.handle is not None)
 
 
 def state_bytes(state: SubtaskState) -> int:
     """The full size of a subtask's state, whichever checkpoint its files were uploaded for."""
-    return sum(file.handle.size if file.handle is not None else len(file.inline or b"") for file in state.files)
+    return sum(file.size for file in state.files)
 
 
 def full_bytes(metadata: CheckpointMetadata) -> int:

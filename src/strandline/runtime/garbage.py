@@ -36,7 +36,7 @@ from strandline.runtime.joblog import KEPT_ENTRIES, JobLogStore
 from strandline.runtime.takeover import read_metadata
 from strandline.storage import JobPaths, Storage, StoredFile
 from strandline.storage.base import TEMPORARY
-from strandline.storage.elsewhere import delete_located, list_located
+from strandline.storage.elsewhere import delete_located, inner_path, list_located
 from strandline.storage.local import LocalStorage
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def sort_files(
     numbers: list[StoredFile] = []
     known = 0
     for file in listing:
-        if not _is_checkpoint_data(paths, file.path.rpartition("//")[2]):
+        if not _is_checkpoint_data(paths, inner_path(file.path)):
             continue
         number = paths.parse_metadata(file.path)
         if file.path in referenced:

@@ -8,6 +8,7 @@ import msgspec
 
 from strandline.checkpoint.batch import first_batch
 from strandline.checkpoint.metadata import StateFile, SubtaskState
+from strandline.state.keys import key_group_range
 
 
 def batch_id(generation: int, spark_batch: int) -> int:
@@ -23,6 +24,11 @@ class BackendSettings(msgspec.Struct, frozen=True):
     batch_memory: int
     incremental: bool
     compression: str
+
+    @property
+    def shares_files(self) -> bool:
+        """Whether a snapshot consists of files that later ones share."""
+        return self.incremental and self.kind == "rocksdb"
 
 
 class StorageSettings(msgspec.Struct, frozen=True):
@@ -103,6 +109,11 @@ class SlotSpec(msgspec.Struct, frozen=True):
     """Whether they lead to `decided_batch`."""
     manager: list[Any] = []
     """The address of the slot's task manager."""
+
+    @property
+    def key_groups(self) -> range:
+        """The key groups that the slot's subtasks own."""
+        return key_group_range(self.index, self.parallelism, self.max_parallelism)
 
 
 class BatchTime(msgspec.Struct, frozen=True):

@@ -22,7 +22,6 @@ from strandline.runtime.recorded import RecordedOutput
 from strandline.runtime.side_outputs import recorded, recorded_schema
 from strandline.state.backend import Snapshot, SnapshotFile, StateBackend
 from strandline.state.changes import ChangeSet
-from strandline.state.keys import key_group_range
 from strandline.state.query import encode_key, read_state
 from strandline.state.segment import Segment, SegmentHeader, write_segment
 
@@ -290,7 +289,7 @@ class OperatorSlot:
         spec, now = self._spec, int(time.time() * 1000)
         rest = encode_key(schema, key, 0)[2:]
         found: Any = None
-        for group in key_group_range(spec.index, spec.parallelism, spec.max_parallelism):
+        for group in spec.key_groups:
             found = read_state(self._backend, described[state], group.to_bytes(2, "big") + rest, now)
             if found not in (None, [], {}):
                 break

@@ -22,15 +22,14 @@ from typing import Any
 
 import msgspec
 
-from strandline.changelog.book import LogBook, Subtask, SubtaskLog, last_batch, segment_name
+from strandline.changelog.book import LogBook, Subtask, SubtaskLog, last_batch, segment_file
 from strandline.changelog.merge import AT_ONCE_BYTES, merge
 from strandline.changelog.uploader import LogUploader
-from strandline.checkpoint.metadata import LOG_SUFFIX, StateFile, SubtaskState
+from strandline.checkpoint.metadata import LOG_SUFFIX, StateFile, SubtaskState, paths_of
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import CheckpointError, StorageError, StrandlineError
 from strandline.runtime.messages import ChangelogSettings, Sealed, SlotSpec
 from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
-from strandline.state.keys import key_group_range
 from strandline.state.segment import SegmentHeader, read_table, write_table
 from strandline.storage import JobPaths, Storage, open_storage
 from strandline.storage.elsewhere import delete_located
@@ -266,12 +265,12 @@ class TaskLog:
         started = time.monotonic()
         with self._wake:
             offers = [self._offers[one.operator, one.subtask] for one in wanted]
-            self._persist([*self._behind, *offers])
-            behind = sum(offer.sealed.size for offer in (*self._behind, *offers) if offer.error)
-            while behind > self._settings.max_behind_bytes and not self._closed:
-                log.warning("%d bytes of the changelog are not durable: processing waits for storage", behind)
+            while True:
                 self._persist([*self._behind, *offers])
                 behind = sum(offer.sealed.size for offer in (*self._behind, *offers) if offer.error)
+                if behind <= self._settings.max_behind_bytes or self._closed:
+                    break
+                log.warning("%d bytes of the changelog are not durable: processing waits for storage", behind)
             self.figures.wait_ms += (time.monotonic() - started) * 1000
             return {offer.subtask: (offer.durable, offer.file) for offer in offers}
 
@@ -319,10 +318,7 @@ class TaskLog:
             files: list[StateFile] = []
             try:
                 handles = self._segments.upload([Path(offer.sealed.path) for offer in taken])
-                files = [
-                    StateFile(segment_name(offer.sealed.batch), f"{handle.path}#{handle.offset}", True, handle)
-                    for offer, handle in zip(taken, handles, strict=True)
-                ]
+                files = [segment_file(offer.sealed.batch, handle) for offer, handle in zip(taken, handles, strict=True)]
             except (StorageError, OSError) as problem:
                 error = problem if isinstance(problem, StorageError) else StorageError(str(problem))
                 log.warning("%s", error)
@@ -348,7 +344,7 @@ class TaskLog:
         for offer, file in zip(taken, files, strict=False):
             if offer.void:
                 continue
-            needed.update(_paths([file]))
+            needed.update(paths_of([file]))
             self._book.hold(file)
             offer.file = file
             offer.durable = True
@@ -356,7 +352,7 @@ class TaskLog:
                 self._behind.remove(offer)
                 self._book.append(offer.subtask, file)
                 Path(offer.sealed.path).unlink(missing_ok=True)
-        return sorted(set(_paths(files)) - needed)
+        return sorted(set(paths_of(files)) - needed)
 
     def _append(self, offer: _Offer, file: StateFile) -> None:
         self._book.append(offer.subtask, file)
@@ -398,14 +394,13 @@ class TaskLog:
                 operator, index = entry.subtask
                 slot = self._slots[index]
                 spec = slot.spec
-                groups = key_group_range(index, spec.parallelism, spec.max_parallelism)
                 state = SubtaskState(
                     operator=operator,
                     subtask=index,
-                    key_group_start=groups.start,
-                    key_group_end=groups.stop,
+                    key_group_start=spec.key_groups.start,
+                    key_group_end=spec.key_groups.stop,
                     backend=spec.backend.kind,
-                    incremental=spec.backend.incremental and spec.backend.kind == "rocksdb",
+                    incremental=spec.backend.shares_files,
                     files=entry.files,
                     states=slot.states.get(operator, ()),
                 )
@@ -588,7 +583,7 @@ class TaskLog:
             log.info("%d segments of %s were not merged: %s", len(run), subtask, error)
             target.unlink(missing_ok=True)
             return False
-        file = StateFile(segment_name(batch), f"{handle.path}#0", True, handle)
+        file = segment_file(batch, handle)
         with self._wake:
             self._local[file.identity] = target
             if self._book.merged(subtask, known, run, file):
@@ -630,13 +625,12 @@ def mergeable(log_: SubtaskLog, has_local_file: Callable[[str], bool]) -> list[S
     run: list[StateFile] = []
     size = 0
     for file in reversed(log_.segments):
-        length = file.handle.size if file.handle is not None else 0
-        if not has_local_file(file.identity) or (len(run) >= MERGE_AT_LEAST and length > size):
+        if not has_local_file(file.identity) or (len(run) >= MERGE_AT_LEAST and file.size > size):
             break
-        if size + length > AT_ONCE_BYTES:
+        if size + file.size > AT_ONCE_BYTES:
             break
         run.insert(0, file)
-        size += length
+        size += file.size
     return run if len(run) >= MERGE_AT_LEAST else []
 
 
@@ -648,7 +642,3 @@ def _over(offer: _Offer) -> bool:
 def _step(sealed: Sealed) -> tuple[str, int, int]:
     """The work that all slots do at the same time."""
     return sealed.operator, sealed.batch, sealed.round
-
-
-def _paths(files: Iterable[StateFile]) -> Iterable[str]:
-    return (file.handle.path for file in files if file.handle is not None)

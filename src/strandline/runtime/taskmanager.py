@@ -30,7 +30,6 @@ from strandline.runtime.messages import ChangelogSettings, RunInfo, Sealed, Slot
 from strandline.runtime.task_log import Barrier, TaskLog
 from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.runtime.wire import Address, Client, Server, decode_error, encode_error
-from strandline.state.keys import key_group_range
 from strandline.storage import Storage, open_storage
 
 log = logging.getLogger(__name__)
@@ -398,9 +397,9 @@ def _snapshots(slot: SlotProcess, checkpoint_id: int, barrier_time: float) -> li
     return [
         SubtaskSnapshot(
             spec.index,
-            key_group_range(spec.index, spec.parallelism, spec.max_parallelism),
+            spec.key_groups,
             spec.backend.kind,
-            spec.backend.incremental and spec.backend.kind == "rocksdb",
+            spec.backend.shares_files,
             report,
             barrier_time,
         )

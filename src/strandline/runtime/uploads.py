@@ -17,12 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from strandline.checkpoint.metadata import FileHandle, StateFile, SubtaskState
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import CheckpointError, StorageError
 from strandline.runtime.messages import SnapshotReport, UploadSettings
+from strandline.state.chunks import grouped
 from strandline.state.disk import disk_full_names
 from strandline.storage import Storage
 from strandline.storage.checksums import checksum, checksum_text
@@ -187,7 +189,7 @@ class SnapshotUploader:
                 file.settle(None, file.local.read_bytes())
             else:
                 (small if file.size < self._settings.small_bytes else large).append(file)
-        groups = _grouped(small)
+        groups = list(grouped(small, attrgetter("size"), GROUP_BYTES))
         large += [group[0] for group in groups if len(group) == 1]
         work: list[Future[None]] = []
         try:
@@ -288,16 +290,3 @@ class SnapshotUploader:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _grouped(files: list[_File]) -> list[list[_File]]:
-    """Small files, put together up to `GROUP_BYTES`."""
-    groups: list[list[_File]] = []
-    size = 0
-    for file in files:
-        if not groups or size + file.size > GROUP_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(file)
-        size += file.size
-    return groups

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
 
 CHUNK_ENTRIES: Final = 16_384
 CHUNK_BYTES: Final = 32 << 20
 
+T = TypeVar("T")
 V = TypeVar("V", bytes, bytes | None)
+
+
+def grouped(things: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """Things that follow each other, put together up to `limit`; a larger one is alone."""
+    group: list[T] = []
+    total = 0
+    for thing in things:
+        one = size(thing)
+        if group and total + one > limit:
+            yield group
+            group, total = [], 0
+        group.append(thing)
+        total += one
+    if group:
+        yield group
 
 
 def chunked(entries: Iterable[tuple[bytes, V]]) -> Iterator[tuple[list[bytes], list[V]]]:

@@ -25,12 +25,17 @@ def root_of(path: str) -> str | None:
     return root if separator and not root.endswith(":") else None
 
 
+def inner_path(path: str) -> str:
+    """The path in the storage that holds the file, wherever that is."""
+    return path.rpartition(_SEPARATOR)[2]
+
+
 def located(storage: Storage, path: str) -> tuple[Storage, str]:
     """The storage that holds the file at `path`, as seen from `storage`, and its path there."""
     root = root_of(path)
     if root is None:
         return storage, path
-    return _opened(root, tuple(sorted(storage.options.items()))), path.rpartition(_SEPARATOR)[2]
+    return _opened(root, tuple(sorted(storage.options.items()))), inner_path(path)
 
 
 def delete_located(storage: Storage, paths: Iterable[str]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, cast, get_args
 
 from strandline.checkpoint.stats import CheckpointStats
-from strandline.runtime.recoveries import Recovery
+from strandline.errors import ConfigError
+from strandline.runtime.recoveries import Recovery, Rescaling
 from strandline.runtime.run import Run
+from strandline.runtime.savepoints import SavepointFormat
 
 
 class JobRun:
@@ -18,7 +21,7 @@ class JobRun:
 
     @property
     def status(self) -> str:
-        """`starting`, `running`, `restarting`, `finished`, `stopped`, `cancelled` or `failed`."""
+        """`starting`, `running`, `restarting`, `rescaling`, `finished`, `stopped`, `cancelled` or `failed`."""
         return self._run.status
 
     @property
@@ -49,9 +52,35 @@ class JobRun:
         """Take a checkpoint now, and return its figures when it is complete."""
         return self._run.trigger_checkpoint()
 
-    def stop(self) -> None:
-        """Finish the batch that runs, take a last checkpoint, and end: every row that was processed is visible."""
-        self._run.stop()
+    def rescale(self, parallelism: int) -> Rescaling:
+        """Go on with another number of subtasks, and return what that took.
+
+        The batch that runs is finished and covered by a checkpoint; then the query behind the run is replaced by one
+        with `parallelism` subtasks, spread over all executors that there are. With the number that there is now, only
+        the spreading is done: so new executors get work. If it fails, the run goes on as it was.
+        """
+        return self._run.rescale(parallelism)
+
+    def savepoint(self, directory: str | os.PathLike[str], *, format: SavepointFormat = "canonical") -> str:
+        """Write the state of the whole job into a new folder in `directory`, and return the folder's path.
+
+        The run goes on meanwhile. The savepoint is yours: it needs nothing outside its folder, may be moved, and is
+        never deleted by a job; see `strandline savepoint --dispose`. A `canonical` one restores into either backend; a
+        `native` one holds RocksDB's own files and is faster. Both restore at any parallelism.
+        """
+        return self._run.savepoint(os.fspath(directory), _known_format(format))
+
+    def stop(
+        self,
+        *,
+        savepoint_dir: str | os.PathLike[str] | None = None,
+        format: SavepointFormat = "canonical",
+    ) -> str | None:
+        """Finish the batch that runs, take a last checkpoint, and end: every row that was processed is visible.
+
+        With `savepoint_dir` a savepoint is made, too, of exactly what was processed; returns its path.
+        """
+        return self._run.stop(None if savepoint_dir is None else os.fspath(savepoint_dir), _known_format(format))
 
     def cancel(self) -> None:
         """End at once, without a last checkpoint. What happens to the checkpoints says `Config.on_cancel`."""
@@ -72,3 +101,10 @@ class JobRun:
     def figures(self) -> dict[str, Any]:
         """Counts of the run: generation, batches, restarts, repeated rounds, replaced slots, state size."""
         return self._run.figures()
+
+
+def _known_format(given: str) -> SavepointFormat:
+    for known in get_args(SavepointFormat):
+        if given == known:
+            return cast(SavepointFormat, known)
+    raise ConfigError(f"format={given!r}: a savepoint is {' or '.join(map(repr, get_args(SavepointFormat)))}")

@@ -169,7 +169,9 @@ class Host:
             if self.log is not None:
                 self.log.slot_starts(spec)
             else:
-                self.uploader.start_from(spec.restore, spec.restore_owned)
+                for op in spec.operators:
+                    states = [state for state in spec.restore if state.operator == op.uid]
+                    self.uploader.start_from((op.uid, spec.index), states, spec.restore_owned)
         for spec in specs:
             slot = self.slots[spec.index] = HostedSlot(spec, self._sealed)
             if self.log is not None:

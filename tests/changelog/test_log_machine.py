@@ -25,7 +25,7 @@ from strandline.changelog import uploader
 from strandline.changelog.durable import DurableLog
 from strandline.checkpoint.batch import first_batch
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
-from strandline.checkpoint.metadata import CheckpointMetadata, SourcePosition, SubtaskState, all_files, file_paths
+from strandline.checkpoint.metadata import CheckpointMetadata, SourcePosition, all_files, file_paths
 from strandline.checkpoint.restore import plan_restore
 from strandline.errors import CheckpointError, SegmentsLostError, StorageError
 from strandline.runtime import task_log
@@ -438,7 +438,7 @@ class LogMachine(RuleBasedStateMachine):
 
     def spec(self, index: int, base: CheckpointMetadata | None = None) -> SlotSpec:
         restored = base or self.base
-        states: dict[Subtask, SubtaskState] = plan_restore(restored) if restored is not None else {}
+        states = plan_restore(restored) if restored is not None else ()
         return slot_spec(
             self.run,
             index,
@@ -446,7 +446,7 @@ class LogMachine(RuleBasedStateMachine):
             self.kind,
             generation=self.generation,
             incarnation=next(self.numbers),
-            restore=[state for state in states.values() if state.subtask == index],
+            restore=[state for state in states if state.subtask == index],
             restore_batch=restored.batch_id if restored is not None else -1,
             decided_batch=self.decided,
             restore_owned=self.owned,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from strandline.checkpoint import (
     CheckpointMetadata,
@@ -16,8 +18,10 @@ from strandline.checkpoint import (
     check_compatible,
     plan_restore,
 )
+from strandline.checkpoint.restore import common_groups, overlapping
 from strandline.checkpoint.retention import retain
 from strandline.errors import IncompatibleCheckpointError
+from strandline.state.keys import key_group_range
 
 
 def checkpoint(**fields: Any) -> CheckpointMetadata:
@@ -44,8 +48,8 @@ def checkpoint(**fields: Any) -> CheckpointMetadata:
     return CheckpointMetadata(**{**defaults, **fields})
 
 
-def check(job: str = "visits", operators: tuple[str, ...] = ("join", "count"), p: int = 2, max_p: int = 128) -> None:
-    check_compatible(checkpoint(), job, operators, p, max_p)
+def check(job: str = "visits", operators: tuple[str, ...] = ("join", "count"), max_p: int = 128) -> None:
+    check_compatible(checkpoint(), job, operators, max_p)
 
 
 def test_the_same_job_fits_whatever_the_order_of_its_steps() -> None:
@@ -57,7 +61,6 @@ def test_the_same_job_fits_whatever_the_order_of_its_steps() -> None:
     [
         ({"job": "clicks"}, ["Checkpoint 7", "'visits'", "'clicks'"]),
         ({"max_p": 256}, ["max_parallelism=128", "256", "life of a job's state", "new job"]),
-        ({"p": 4}, ["parallelism=2", "has 4", "Rescaling is not available yet", "start with parallelism=2"]),
         ({"operators": ("count",)}, ["state of 'join'", "uid="]),
         ({"operators": ("count", "join", "extra")}, ["the job has 'extra'", "uid="]),
         ({"operators": ("count", "joined")}, ["'join'", "'joined'", "uid="]),
@@ -71,18 +74,33 @@ def test_a_job_of_another_shape_is_told_what_differs(arguments: dict[str, Any], 
         assert text in str(caught.value)
 
 
-def test_every_subtask_gets_its_state() -> None:
-    plan = plan_restore(checkpoint())
-    assert sorted(plan) == [("count", 0), ("count", 1), ("join", 0), ("join", 1)]
-    assert plan["join", 1].key_group_start == 64
-
-
 def test_a_checkpoint_with_a_hole_is_refused() -> None:
     states = checkpoint().subtasks
-    with pytest.raises(IncompatibleCheckpointError, match="no state of operator 'join', subtask 1"):
+    assert plan_restore(checkpoint()) == states
+    with pytest.raises(IncompatibleCheckpointError, match="lacks key groups of operator 'join', from 64 on"):
         plan_restore(checkpoint(subtasks=states[:-1]))
-    with pytest.raises(IncompatibleCheckpointError, match="two states of operator 'count', subtask 0"):
+    with pytest.raises(IncompatibleCheckpointError, match="lacks key groups of operator 'count', around 0"):
+        plan_restore(checkpoint(subtasks=states[1:]))
+    with pytest.raises(IncompatibleCheckpointError, match="has twice key groups of operator 'count', around 64"):
         plan_restore(checkpoint(subtasks=(states[0], *states)))
+
+
+@given(st.integers(1, 300), st.data())
+def test_every_key_group_is_restored_once_at_any_parallelism(max_p: int, data: st.DataObject) -> None:
+    before, after = (data.draw(st.integers(1, max_p)) for _ in range(2))
+    states = [
+        SubtaskState("count", index, groups.start, groups.stop, "heap", False, ())
+        for index in range(before)
+        for groups in [key_group_range(index, before, max_p)]
+    ]
+    restored: list[int] = []
+    for index in range(after):
+        own = key_group_range(index, after, max_p)
+        parts = [common_groups(state, own) for state in overlapping(states, own)]
+        assert len(parts[0]) == max(map(len, parts))
+        restored += [group for part in parts for group in part]
+        assert all(group in own for part in parts for group in part)
+    assert sorted(restored) == list(range(max_p))
 
 
 def staged(name: str, batch: int) -> ListedSinkFile:

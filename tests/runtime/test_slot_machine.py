@@ -469,7 +469,8 @@ class SlotMachine(RuleBasedStateMachine):
             if how == "delete" or not content:
                 path.unlink()
             else:
-                at = data.draw(st.integers(0, len(content) - 1), label="offset")
+                # Not drawn from the size: a compressed file's is not the same each time.
+                at = data.draw(st.integers(0, (1 << 16) - 1), label="offset") % len(content)
                 content[at] ^= 1 + data.draw(st.integers(0, 254), label="change")
                 path.write_bytes(content[:at] if how == "cut" else content)
         try:
@@ -533,7 +534,7 @@ class SlotMachine(RuleBasedStateMachine):
         return SlotSpec(self.run_info, self.generation, 0, 0, 1, GROUPS, self.backend, [], [], -1, -1)
 
     def spec(self) -> SlotSpec:
-        restore = list(plan_restore(self.base).values()) if self.base else []
+        restore = list(plan_restore(self.base)) if self.base else []
         restored_batch = self.base.batch_id if self.base else -1
         return msgspec.structs.replace(
             self.spec_folder(),
@@ -549,7 +550,9 @@ class SlotMachine(RuleBasedStateMachine):
         spec = self.spec()
         if not hasattr(self, "uploader"):
             self.uploader = SnapshotUploader(self.storage, JOB, threads=2)
-        self.uploader.start_from(spec.restore, spec.restore_owned)
+        for uid in UIDS:
+            states = [state for state in spec.restore if state.operator == uid]
+            self.uploader.start_from((uid, spec.index), states, spec.restore_owned)
         self.unreleased: list[int] = []
         self.slot = Slot(spec)
 

@@ -52,7 +52,8 @@ class Uploads(RuleBasedStateMachine):
     def new_uploader(self) -> None:
         self.uploader = SnapshotUploader(self.storage, "visits", self.settings, threads=1)
         if self.retained:
-            self.uploader.start_from(self.retained[max(self.retained)].subtasks, owned=True)
+            for state in self.retained[max(self.retained)].subtasks:
+                self.uploader.start_from((state.operator, state.subtask), [state], owned=True)
 
     @rule(subtask=st.integers(0, SUBTASKS - 1), size=st.integers(0, 2 * SMALL), shared=st.booleans())
     def new_file(self, subtask: int, size: int, shared: bool) -> None:

@@ -263,6 +263,11 @@ class LogBook:
         """The checkpoint is given up; its files stay part of the log."""
         self._asked.pop(checkpoint_id, None)
 
+    def identities(self) -> set[str]:
+        """All files of the logs, and of checkpoints that may still complete."""
+        named = (files for asked in self._asked.values() for files in asked.files.values())
+        return {file.identity for files in (*(log.files for log in self._logs.values()), *named) for file in files}
+
     def leftovers(self) -> list[str]:
         """Paths that certainly nobody refers to, nor will once all subtasks are closed."""
         referred = self._confirmed.union(self._spared, *(asked.paths() for asked in self._asked.values()))

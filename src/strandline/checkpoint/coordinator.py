@@ -378,7 +378,9 @@ class CheckpointCoordinator:
         registry = self._registry if pending.kind == "checkpoint" else SharedStateRegistry(attrgetter("path"))
         matched = registry.match(keyed_files(states))
         for key, handle in matched.unknown:
-            if handle.path not in pending.known_paths or handle.path in self._gone:
+            # After a rescale, a file that is known is used for other key groups.
+            known = handle.path in pending.known_paths or not registry.unused([handle])
+            if not known or handle.path in self._gone:
                 raise _stranger(pending, states, key, handle)
         return matched
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile, SubtaskState
-from strandline.checkpoint.pending import Subtask
 from strandline.errors import IncompatibleCheckpointError
 
 
@@ -15,7 +14,6 @@ def check_compatible(
     metadata: CheckpointMetadata,
     job: str,
     operators: Sequence[str],
-    parallelism: int,
     max_parallelism: int,
     any_job: bool = False,
 ) -> None:
@@ -53,25 +51,35 @@ def check_compatible(
             f"{what} of job {job!r} has max_parallelism={metadata.max_parallelism}, the job {max_parallelism}. It is "
             f"fixed for the life of a job's state: use max_parallelism={metadata.max_parallelism}, or start a new job."
         )
-    if metadata.parallelism != parallelism:
-        raise IncompatibleCheckpointError(
-            f"{what} of job {job!r} was taken with parallelism={metadata.parallelism}, the job has {parallelism}. "
-            f"Rescaling is not available yet: start with parallelism={metadata.parallelism}."
-        )
 
 
-def plan_restore(metadata: CheckpointMetadata) -> dict[Subtask, SubtaskState]:
-    """The state that each subtask starts from. Raises `IncompatibleCheckpointError` if one is absent or there twice."""
-    plan: dict[Subtask, SubtaskState] = {}
-    for state in metadata.subtasks:
-        if (state.operator, state.subtask) in plan:
-            raise _incomplete(metadata, f"has two states of operator {state.operator!r}, subtask {state.subtask}")
-        plan[state.operator, state.subtask] = state
+def plan_restore(metadata: CheckpointMetadata) -> tuple[SubtaskState, ...]:
+    """All states of the checkpoint. Raises `IncompatibleCheckpointError` unless they cover every key group once.
+
+    Which of them a subtask needs is a matter of key groups alone, whatever the parallelism was: see `overlapping`.
+    """
     for operator in metadata.operators:
-        for subtask in range(metadata.parallelism):
-            if (operator, subtask) not in plan:
-                raise _incomplete(metadata, f"has no state of operator {operator!r}, subtask {subtask}")
-    return plan
+        expected = 0
+        for state in sorted(_states_of(metadata, operator), key=lambda state: state.key_group_start):
+            if state.key_group_start != expected:
+                what = "lacks" if state.key_group_start > expected else "has twice"
+                raise _incomplete(metadata, f"{what} key groups of operator {operator!r}, around {expected}")
+            expected = state.key_group_end
+        if expected != metadata.max_parallelism:
+            raise _incomplete(metadata, f"lacks key groups of operator {operator!r}, from {expected} on")
+    return metadata.subtasks
+
+
+def overlapping(states: Iterable[SubtaskState], key_groups: range) -> list[SubtaskState]:
+    """Those states that hold some of `key_groups`; of each operator, the one that holds most of them comes first."""
+    found = [(shared, state) for state in states if (shared := len(common_groups(state, key_groups)))]
+    return [state for _shared, state in sorted(found, key=lambda pair: -pair[0])]
+
+
+def common_groups(state: SubtaskState, key_groups: range) -> range:
+    """The part of `key_groups` that `state` holds; empty if it holds none."""
+    first = max(state.key_group_start, key_groups.start)
+    return range(first, max(first, min(state.key_group_end, key_groups.stop)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +131,10 @@ class SinkRecovery:
                 file for name, file in published.items() if file.batch > metadata.batch_id and name not in finals
             ),
         )
+
+
+def _states_of(metadata: CheckpointMetadata, operator: str) -> list[SubtaskState]:
+    return [state for state in metadata.subtasks if state.operator == operator]
 
 
 def _names(uids: Sequence[str]) -> str:

@@ -105,6 +105,10 @@ class BatchFunction:
         with self.busy:
             pass
 
+    def go_on(self) -> None:
+        """Let batches begin again after `hold`."""
+        self._gate.set()
+
     def end(self, stop_query: Callable[[], None], query_active: Callable[[], bool]) -> None:
         """Stop the query. A batch that waits at the gate, or whose action is cut short by this, leaves no trace.
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from strandline.errors import (
 )
 from strandline.runtime.cluster import Cluster
 from strandline.runtime.parquet_files import publish
+from strandline.runtime.savepoints import SavepointTarget
 from strandline.runtime.takeover import Claim
 from strandline.storage.elsewhere import delete_located
 
@@ -76,6 +78,9 @@ class Checkpoints:
         self._uncovered: list[tuple[int, SinkFile]] = []
         self._inputs: dict[int, tuple[SourcePosition, list[SinkFile]]] = {}
         self._wanted: list[Future[CheckpointStats]] = []
+        self._wanted_savepoints: list[tuple[SavepointTarget, Future[CheckpointStats]]] = []
+        self._targets: dict[int, SavepointTarget] = {}
+        """The savepoints that are under way."""
         self._waiting: dict[int, list[Future[CheckpointStats]]] = {}
         self._news: dict[str, Any] | None = None
         """What the task managers were told of the last completion."""
@@ -130,6 +135,17 @@ class Checkpoints:
         A checkpoint that a lost slot interrupts is taken again once the slot is back; `heal` brings it back, where
         nobody else does.
         """
+        return self._insist(self._wanted.append, heal)
+
+    def savepoint(
+        self, make_target: Callable[[], SavepointTarget], heal: Callable[[], None] | None = None
+    ) -> CheckpointStats | None:
+        """A savepoint of everything committed so far, complete; see `take`. Checkpoints go on beside it."""
+        return self._insist(lambda wanted: self._wanted_savepoints.append((make_target(), wanted)), heal)
+
+    def _insist(
+        self, want: Callable[[Future[CheckpointStats]], None], heal: Callable[[], None] | None
+    ) -> CheckpointStats | None:
         for attempt in range(TRIES):
             wanted: Future[CheckpointStats] = Future()
             with self._wake:
@@ -137,7 +153,7 @@ class Checkpoints:
                     return None
                 if self._closed or self.failure is not None:
                     raise self.failure or CheckpointError("the run has ended")
-                self._wanted.append(wanted)
+                want(wanted)
                 self._wake.notify_all()
             try:
                 return wanted.result()
@@ -197,14 +213,19 @@ class Checkpoints:
         with self._wake:
             self.failure = error
             self._settle(FailDecision(failed=tuple(self._waiting)), error)
-            for wanted in self._wanted:
-                wanted.set_exception(error)
-            self._wanted.clear()
+            self._refuse(error)
+
+    def _refuse(self, error: StrandlineError) -> None:
+        """Tell everybody who waits for a checkpoint to begin that none will."""
+        for wanted in (*self._wanted, *(future for _target, future in self._wanted_savepoints)):
+            wanted.set_exception(error)
+        self._wanted.clear()
+        self._wanted_savepoints.clear()
 
     def _pause(self) -> float:
         """How long nothing needs doing, unless somebody wakes the thread."""
         now = time.time()
-        if self._coordinator.ready():
+        if self._coordinator.ready() or self._wanted_savepoints:
             return 0.0
         if self._wanted and self._coordinator.should_trigger(now, self._batch(), forced=True):
             return 0.0
@@ -219,6 +240,8 @@ class Checkpoints:
 
     def _trigger_if_due(self) -> None:
         with self._guard:
+            while self._wanted_savepoints:
+                self._trigger_savepoint()
             with self._lock:
                 now = time.time()
                 forced = bool(self._wanted) and self._coordinator.should_trigger(now, self._batch(), forced=True)
@@ -231,22 +254,50 @@ class Checkpoints:
                 pending = self._coordinator.trigger(now, due, batch, forced)
                 self._waiting[pending.id], self._wanted = self._wanted, []
                 files = [file for covered, file in self._uncovered if covered <= batch]
-            try:
-                self._barrier(pending.id, batch, spark_batch, files)
-            except SlotLostError as error:
-                log.warning("job %s, checkpoint %d: %s", self._shape.job, pending.id, error)
-                self.slots_replaced()
-            except StrandlineError as error:
-                self._fail(pending.id, str(error))
+            self._barrier(pending.id, batch, spark_batch, files, self._ask_for_barrier)
 
-    def _barrier(self, checkpoint_id: int, batch: int, spark_batch: int, files: list[SinkFile]) -> None:
+    def _trigger_savepoint(self) -> None:
+        with self._lock:
+            if not self._wanted_savepoints:
+                return
+            target, wanted = self._wanted_savepoints.pop(0)
+            assert self._committed is not None
+            batch, spark_batch = self._committed
+            now = time.time()
+            pending = self._coordinator.trigger(now, now, batch, forced=True, kind="savepoint")
+            self._waiting[pending.id] = [wanted]
+            self._targets[pending.id] = target
+            files = [file for covered, file in self._uncovered if covered <= batch]
+        freeze = partial(self._cluster.savepoint, target=target, timeout=self._timeout)
+        self._barrier(pending.id, batch, spark_batch, files, freeze)
+
+    def _barrier(
+        self,
+        checkpoint_id: int,
+        batch: int,
+        spark_batch: int,
+        files: list[SinkFile],
+        freeze: Callable[[int], None],
+    ) -> None:
         """The synchronous part, while no commit can come in between."""
+        try:
+            self._note_inputs(checkpoint_id, batch, spark_batch, files)
+            freeze(checkpoint_id)
+        except SlotLostError as error:
+            log.warning("job %s, checkpoint %d: %s", self._shape.job, checkpoint_id, error)
+            self.slots_replaced()
+        except StrandlineError as error:
+            self._fail(checkpoint_id, str(error))
+
+    def _note_inputs(self, checkpoint_id: int, batch: int, spark_batch: int, files: list[SinkFile]) -> None:
         if self._restored is not None and batch == self._restored.batch_id:
             position = self._restored.source
         else:
             position = self._position(spark_batch)
         with self._lock:
             self._inputs[checkpoint_id] = (position, files)
+
+    def _ask_for_barrier(self, checkpoint_id: int) -> None:
         for ack in self._cluster.barrier(checkpoint_id, self._timeout):
             self._acknowledge({"checkpoint": checkpoint_id, "generation": self._shape.generation, "ack": ack})
 
@@ -255,6 +306,7 @@ class Checkpoints:
     def _complete(self, checkpoint_id: int) -> None:
         """Files registered, `_metadata` written, log entry won, rows published, older checkpoints and files deleted."""
         path = self._paths.metadata(checkpoint_id)
+        target = self._targets.get(checkpoint_id)
         try:
             inputs = self._inputs.get(checkpoint_id)
             if inputs is None:
@@ -271,6 +323,9 @@ class Checkpoints:
                     sink_files=sink_files,
                     properties=self._properties,
                 )
+            if target is not None:
+                self._complete_savepoint(checkpoint_id, target.complete(plan.metadata))
+                return
             self._write_metadata(path, encode(plan.metadata))
         except FencedError:
             raise
@@ -299,6 +354,18 @@ class Checkpoints:
         self._cluster.tell_managers("checkpoint_completed", self._news)
         self._delete(decision.delete)
         self._tidy_up([self._paths.metadata(gone) for gone in decision.dropped])
+
+    def _complete_savepoint(self, checkpoint_id: int, path: str) -> None:
+        """It is the user's from now on: neither the job's log nor its registry knows of it."""
+        with self._lock:
+            self._coordinator.confirm_completion(checkpoint_id, time.time(), path)
+            self._inputs.pop(checkpoint_id, None)
+            self._targets.pop(checkpoint_id, None)
+            stats = self._coordinator.history.get(checkpoint_id)
+            waiting = self._waiting.pop(checkpoint_id, [])
+        for future in waiting:
+            assert stats is not None
+            future.set_result(stats)
 
     def _write_metadata(self, path: str, data: bytes) -> None:
         try:
@@ -338,6 +405,7 @@ class Checkpoints:
     def _settle(self, decision: FailDecision, error: StrandlineError) -> None:
         for checkpoint_id in decision.failed:
             self._inputs.pop(checkpoint_id, None)
+            self._targets.pop(checkpoint_id, None)
             for future in self._waiting.pop(checkpoint_id, []):
                 future.set_exception(error)
             threading.Thread(
@@ -368,9 +436,7 @@ class Checkpoints:
         with self._wake:
             decision = self._coordinator.fail_all("the run ended", time.time())
             self._settle(decision, CheckpointError("the run ended"))
-            for wanted in self._wanted:
-                wanted.set_exception(CheckpointError("the run ended"))
-            self._wanted.clear()
+            self._refuse(CheckpointError("the run ended"))
         self._cluster.handlers.acknowledge = lambda _body: None
         self._cluster.handlers.decline = lambda _body: None
         if not isinstance(self.failure, FencedError):

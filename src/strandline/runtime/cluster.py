@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,12 +15,15 @@ import msgspec
 
 from strandline.changelog.durable import DurableLog
 from strandline.checkpoint.metadata import SubtaskState
+from strandline.checkpoint.restore import overlapping
 from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.launcher import ensure_task_manager
 from strandline.runtime.local_files import socket_folder
 from strandline.runtime.messages import BackendSettings, OperatorSpec, Rebuilt, RunInfo, SlotSpec, StorageSettings
 from strandline.runtime.recoveries import KEPT_RECOVERIES, Recovery, slot_recovery
+from strandline.runtime.savepoints import SavepointTarget
 from strandline.runtime.wire import Address, Client, Server, decode_error
+from strandline.state.keys import key_group_range, subtask_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -72,6 +75,9 @@ class Deployment:
     backend: BackendSettings
     operators: tuple[OperatorSpec, ...]
     base: Base = _NO_BASE
+    rescale: bool = False
+    """Whether the run goes on with another number of slots: they are spread over all executors that there are now, and
+    take what is on their host's disk."""
 
 
 @dataclass(slots=True)
@@ -148,6 +154,8 @@ class Cluster:
     def deploy(self, deployment: Deployment) -> dict[int, list[Rebuilt]]:
         """Start all slots of a new generation from what it restores. Earlier generations' slots end."""
         with self._lock:
+            if deployment.rescale and self._deployment is not None:
+                self._homes = self._rescaled_homes(self._deployment, deployment)
             self._deployment = deployment
             self._places = {}
             self._base = deployment.base
@@ -216,9 +224,6 @@ class Cluster:
         deployment = self._deployment
         assert deployment is not None
         base = self._base
-        states: dict[int, list[SubtaskState]] = {}
-        for state in base.states:
-            states.setdefault(state.subtask, []).append(state)
         for index in indices:
             self._places.pop(index, None)
         homes = self._allocate(indices)
@@ -238,6 +243,7 @@ class Cluster:
                 deployment.backend.incremental,
                 deployment.backend.compression,
             )
+            key_groups = key_group_range(index, deployment.parallelism, deployment.max_parallelism)
             spec = SlotSpec(
                 run=self.run,
                 generation=deployment.generation,
@@ -247,7 +253,7 @@ class Cluster:
                 max_parallelism=deployment.max_parallelism,
                 backend=backend,
                 operators=list(deployment.operators),
-                restore=states.get(index, []),
+                restore=overlapping(base.states, key_groups),
                 restore_batch=base.batch,
                 decided_batch=decided_batch,
                 restore_storage=base.storage,
@@ -258,8 +264,9 @@ class Cluster:
             work.setdefault(homes[index], []).append(spec)
 
         def start(identity: str) -> dict[int, dict[str, Any]]:
+            local = deployment.rescale or self.run.local_recovery
             answer: dict[int, dict[str, Any]] = self._managers[identity].client.call(
-                "start_slots", {"specs": work[identity]}
+                "start_slots", {"specs": work[identity], "local": local}
             )
             return answer
 
@@ -273,7 +280,7 @@ class Cluster:
         return rebuilt
 
     def _allocate(self, indices: Sequence[int]) -> dict[int, str]:
-        """Which task manager each slot goes to: back where it was, else wherever Spark runs a task now."""
+        """Which task manager each slot goes to: back where it was, else where fewest are. Nobody has to move."""
         homes = {index: self._homes[index] for index in indices if self._homes.get(index) in self._managers}
         for identity, answer in self._ask(set(homes.values()), "describe", None, timeout=5.0):
             if isinstance(answer, StrandlineError):
@@ -281,14 +288,48 @@ class Cluster:
                 homes = {index: home for index, home in homes.items() if home != identity}
         homeless = [index for index in indices if index not in homes]
         if homeless:
-            run = self.run
-
-            def place(numbers: Iterable[int]) -> list[tuple[int, str]]:
-                return [(number, ensure_task_manager(run)) for number in numbers]
-
-            found = self._spark_context.parallelize(homeless, len(homeless)).mapPartitions(place).collect()
-            homes.update(found)
+            load = Counter(dict.fromkeys(self._discover(len(homeless)), 0))
+            for home in (*homes.values(), *(place.manager for place in self._places.values())):
+                if home in load:
+                    load[home] += 1
+            for index in homeless:
+                homes[index] = min(load, key=lambda identity: load[identity])
+                load[homes[index]] += 1
         return homes
+
+    def _discover(self, at_least: int) -> list[str]:
+        """The task managers of all executors that take tasks now; those without one get one."""
+        run, context = self.run, self._spark_context
+        tasks = max(at_least, int(context.defaultParallelism))
+        local = str(context.master).startswith("local[") or context.master == "local"
+
+        def ensure(_numbers: Iterable[int]) -> list[str]:
+            if not local:
+                time.sleep(0.1)  # so that no executor is done with its task before another one has got one
+            return [ensure_task_manager(run)]
+
+        found = context.parallelize(range(tasks), tasks).mapPartitions(ensure).collect()
+        # One that has registered is known here, unless it has died since.
+        return sorted(identity for identity in set(found) if identity in self._managers)
+
+    def _rescaled_homes(self, before: Deployment, after: Deployment) -> dict[int, str]:
+        """Where the slots of another parallelism go: to what most of their state is near, evenly on all executors."""
+        everyone = self._discover(1)
+        room = Counter({identity: -(-after.parallelism // len(everyone)) for identity in everyone})
+        homes: dict[int, str] = {}
+        for index in range(after.parallelism):
+            groups = key_group_range(index, after.parallelism, after.max_parallelism)
+            middle = groups[len(groups) // 2]
+            near = self._homes.get(subtask_of(middle, before.parallelism, before.max_parallelism))
+            if near is not None and room[near] > 0:
+                homes[index] = near
+                room[near] -= 1
+        return homes
+
+    def warm(self, slots: int) -> None:
+        """Have processes ready for so many new slots, so that they need not be waited for later."""
+        managers = list(self._managers)
+        self._ask(managers, "warm", {"slots": -(-slots // max(1, len(managers)))}, timeout=5.0)
 
     # --- calling -----------------------------------------------------------------------------------
 
@@ -328,6 +369,16 @@ class Cluster:
         body = {"checkpoint": checkpoint_id, "timeout": timeout}
         answers = self._all("barrier", body, timeout)
         return [ack for answer in answers.values() for ack in answer] if self.run.changelog is not None else []
+
+    def savepoint(self, checkpoint_id: int, target: SavepointTarget, timeout: float) -> None:
+        """Have every slot freeze its state for a savepoint; uploads go on in the background."""
+        body = {
+            "checkpoint": checkpoint_id,
+            "target": target.settings,
+            "canonical": target.format == "canonical",
+            "timeout": timeout,
+        }
+        self._all("savepoint", body, timeout)
 
     def _all(self, action: str, body: Any, timeout: float | None = None) -> dict[int, Any]:
         """Have every task manager do `action` for its slots. Raises the first error."""

@@ -29,7 +29,7 @@ from strandline.runtime.clock import Clock
 from strandline.runtime.cluster import Base, Cluster, Deployment
 from strandline.runtime.messages import BackendSettings, OperatorSpec
 from strandline.runtime.plan import Graph, Wiring
-from strandline.runtime.recoveries import slot_recovery
+from strandline.runtime.recoveries import Recovery, slot_recovery
 from strandline.runtime.spark_position import capture, seed, with_watermark
 from strandline.runtime.takeover import Claim, Restore, Wanted, take_over
 from strandline.sinks import ParquetSink
@@ -61,6 +61,8 @@ class Generation:
     def __init__(
         self,
         number: int,
+        parallelism: int,
+        opened: Recovery,
         query: StreamingQuery,
         start_again: Callable[[], StreamingQuery],
         batch_function: BatchFunction,
@@ -70,6 +72,9 @@ class Generation:
         clock: Clock,
     ) -> None:
         self.number = number
+        self.parallelism = parallelism
+        self.opened = opened
+        """How its slots came up."""
         self.batch_function = batch_function
         self.checkpoints = checkpoints
         self._query = query
@@ -92,6 +97,7 @@ class Generation:
         claimed: Callable[[int], None],
         restore: Restore | None = None,
         after_failure: StrandlineError | None = None,
+        rescale: bool = False,
     ) -> Generation:
         """Take the job over, restore `restore` or else its newest completed checkpoint, and start the query.
 
@@ -112,7 +118,6 @@ class Generation:
         wanted = Wanted(
             job,
             graph.operators,
-            parallelism,
             config.max_parallelism,
             sinks,
             can_withdraw=all(isinstance(sink, ParquetSink) for _node, sink in graph.sinks),
@@ -127,16 +132,16 @@ class Generation:
             log.info("job %s: generation %d from %s", job, generation, start)
             coordinator = _coordinator(config, claim, subtasks, history)
             try:
-                rebuilt = cluster.deploy(_deployment(config, graph, claim, parallelism))
+                rebuilt = cluster.deploy(_deployment(config, graph, claim, parallelism, rescale))
                 break
             except DamagedFileError as error:
                 if restored is None or not claim.owned or wanted.restore is not None:
                     raise
                 damaged = {**wanted.damaged, restored.checkpoint_id: str(error)}
                 wanted, after = replace(wanted, damaged=damaged), claim.generation
+        opened = slot_recovery(began, claim.restored_batch, rebuilt)
         if after_failure is not None:
-            again = slot_recovery(began, claim.restored_batch, rebuilt)
-            cluster.recoveries.append(replace(again, kind="restart", reason=str(after_failure)))
+            cluster.recoveries.append(replace(opened, kind="restart", reason=str(after_failure)))
         if restored is not None and claim.restored_path is not None:
             history.record_restored(
                 RestoredCheckpoint(restored.checkpoint_id, claim.restored_path, restored.kind, time.time())
@@ -203,7 +208,9 @@ class Generation:
             with _settings(spark):
                 return writer.start()
 
-        return cls(generation, query, start_again, batch_function, checkpoints, cluster, scratch, clock)
+        return cls(
+            generation, parallelism, opened, query, start_again, batch_function, checkpoints, cluster, scratch, clock
+        )
 
     # --- watching --------------------------------------------------------------------------------
 
@@ -293,6 +300,7 @@ class Generation:
         changelog = self._cluster.changelog_figures()
         return {
             "generation": self.number,
+            "parallelism": self.parallelism,
             "batches": self.batch_function.batches,
             "rows": rows,
             "late_rows": late,
@@ -345,7 +353,7 @@ def _coordinator(
     return coordinator
 
 
-def _deployment(config: Config, graph: Graph, claim: Claim, parallelism: int) -> Deployment:
+def _deployment(config: Config, graph: Graph, claim: Claim, parallelism: int, rescale: bool) -> Deployment:
     return Deployment(
         generation=claim.generation,
         parallelism=parallelism,
@@ -360,10 +368,11 @@ def _deployment(config: Config, graph: Graph, claim: Claim, parallelism: int) ->
         operators=tuple(OperatorSpec(operator.uid, pickle_operator(operator)) for operator in graph.operators),
         base=Base(
             claim.restored_batch,
-            tuple(plan_restore(claim.restored).values()) if claim.restored else (),
+            plan_restore(claim.restored) if claim.restored else (),
             claim.origin,
             claim.owned,
         ),
+        rescale=rescale,
     )
 
 

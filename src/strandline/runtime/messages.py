@@ -78,6 +78,8 @@ class RunInfo(msgspec.Struct, frozen=True):
     storage: StorageSettings
     sys_path: list[str]
     uploads: UploadSettings = UploadSettings()
+    local_recovery: bool = False
+    """Whether task managers keep second copies of durable files on local disk."""
     changelog: ChangelogSettings | None = None
     """None: every checkpoint uploads the state itself."""
 
@@ -94,7 +96,9 @@ class SlotSpec(msgspec.Struct, frozen=True):
     backend: BackendSettings
     operators: list[OperatorSpec]
     restore: list[SubtaskState]
-    """The state to start from, one per operator; empty for a fresh start."""
+    """The states to start from: those that hold some of the slot's key groups, the largest part of an operator first.
+
+    One per operator, unless the parallelism has changed; empty for a fresh start."""
     restore_batch: int
     """The batch that `restore` covers; -1 for a fresh start."""
     decided_batch: int
@@ -109,11 +113,21 @@ class SlotSpec(msgspec.Struct, frozen=True):
     """Whether they lead to `decided_batch`."""
     manager: list[Any] = []
     """The address of the slot's task manager."""
+    copies: str | None = None
+    """Where on the slot's host second copies of durable files are; None: nowhere."""
 
     @property
     def key_groups(self) -> range:
         """The key groups that the slot's subtasks own."""
         return key_group_range(self.index, self.parallelism, self.max_parallelism)
+
+    @property
+    def rescaled(self) -> bool:
+        """Whether the states to start from were cut otherwise than the slot's key groups."""
+        groups = self.key_groups
+        return any(
+            (state.key_group_start, state.key_group_end) != (groups.start, groups.stop) for state in self.restore
+        )
 
 
 class BatchTime(msgspec.Struct, frozen=True):

@@ -81,6 +81,7 @@ class OperatorSlot:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"apply-{operator.uid}")
         self._applied: Future[None] = self._worker.submit(lambda: None)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"snapshot-{operator.uid}")
+        self._savepoints = ThreadPoolExecutor(1, thread_name_prefix=f"savepoint-{operator.uid}")
         self._snapshots: dict[int, LocalSnapshot] = {}
         self._newest_snapshot: int | None = None
         self._rows = 0
@@ -230,9 +231,22 @@ class OperatorSlot:
         self._snapshots[checkpoint_id] = LocalSnapshot(snapshot, batch, sync_ms, written)
         return sync_ms
 
-    def _freeze(self, checkpoint_id: int, applied: Future[None]) -> tuple[int, Snapshot]:
+    def savepoint(self, checkpoint_id: int, canonical: bool) -> float:
+        """Freeze the committed state for a savepoint, which no rebuild will ever start from."""
+        started = time.perf_counter()
+        batch, snapshot = self._worker.submit(self._freeze, checkpoint_id, self._applied, canonical).result()
+        sync_ms = (time.perf_counter() - started) * 1000
+
+        def write() -> tuple[list[SnapshotFile], float]:
+            began = time.perf_counter()
+            return snapshot.write(), (time.perf_counter() - began) * 1000
+
+        self._snapshots[checkpoint_id] = LocalSnapshot(snapshot, batch, sync_ms, self._savepoints.submit(write))
+        return sync_ms
+
+    def _freeze(self, checkpoint_id: int, applied: Future[None], full: bool = False) -> tuple[int, Snapshot]:
         applied.result()  # it has ended, as it came before; raises what it met
-        return self._applied_batch, self._backend.snapshot(self._folder.snapshot(checkpoint_id))
+        return self._applied_batch, self._backend.snapshot(self._folder.snapshot(checkpoint_id), full=full)
 
     def _write_snapshot(self, checkpoint_id: int, snapshot: Snapshot, batch: int) -> tuple[list[SnapshotFile], float]:
         started = time.perf_counter()
@@ -307,6 +321,7 @@ class OperatorSlot:
     def close(self) -> None:
         self._worker.shutdown()
         self._writer.shutdown()
+        self._savepoints.shutdown()
         self.discard()
         self.operator.close()
         self._backend.close()

@@ -17,11 +17,12 @@ from strandline.changelog.merge import changes
 from strandline.checkpoint.metadata import FileHandle, StateFile, SubtaskState
 from strandline.errors import DamagedFileError, IncompatibleCheckpointError, NotFoundError, SegmentsLostError
 from strandline.operators.base import Operator
-from strandline.runtime.local_files import Base, OperatorFolder
+from strandline.runtime.local_copies import find_copy
+from strandline.runtime.local_files import Base, OperatorFolder, SnapshotMarker
 from strandline.runtime.messages import Rebuilt, SlotSpec, StorageSettings
 from strandline.state.backend import StateBackend
 from strandline.state.disk import disk_full_names
-from strandline.state.factory import RestoredFile, open_backend
+from strandline.state.factory import RestoredFile, load_snapshot, open_backend
 from strandline.state.rocksdb import RocksDBMemory
 from strandline.storage import Storage, open_storage
 from strandline.storage.checksums import checksum
@@ -47,8 +48,9 @@ def rebuild(
     `IncompatibleCheckpointError` when it holds a state that the operator declares differently.
     """
     folder.clear_databases(spec.incarnation)
-    durable = next((state for state in spec.restore if state.operator == operator.uid), None)
-    check_states(operator, durable)
+    durable = [state for state in spec.restore if state.operator == operator.uid]
+    for state in durable:
+        check_states(operator, state)
     problems: list[str] = []
     bases = folder.bases(spec.restore_batch, spec.decided_batch)
     if spec.log_complete and spec.decided_batch > spec.restore_batch:
@@ -75,62 +77,102 @@ def rebuild(
 
 
 def _open_base(
-    spec: SlotSpec, folder: OperatorFolder, base: Base, durable: SubtaskState | None, memory: RocksDBMemory | None
+    spec: SlotSpec, folder: OperatorFolder, base: Base, durable: Sequence[SubtaskState], memory: RocksDBMemory | None
 ) -> tuple[StateBackend, _Source]:
     source = _Source()
-    files: list[RestoredFile] = []
-    segments: list[Path] = []
     if base.snapshot is not None:
-        where = folder.snapshot(base.snapshot.checkpoint_id)
-        for name, identity, size, shared in base.snapshot.files:
-            if (where / name).stat().st_size != size:
-                raise DamagedFileError(f"{where / name}: not {size} bytes")
-            files.append(RestoredFile(name, where / name, identity, shared))
-            source.local_bytes += size
+        parts = [_local_part(folder, base.snapshot, source)]
     else:
-        restored = durable.files if durable is not None else ()
-        wanted = (*restored, *base.log)
-        target = folder.download(spec.incarnation)
-        fetched = _download(spec, durable, restored, spec.restore_storage or spec.run.storage, target)
-        if base.log:
-            fetched += _download(spec, durable, base.log, spec.run.storage, target / "log")
-        files = [one for file, one in zip(wanted, fetched, strict=True) if not file.is_log]
-        segments = [one.path for file, one in zip(wanted, fetched, strict=True) if file.is_log]
-        source.durable_bytes = sum(one.path.stat().st_size for one in fetched)
-    segments += base.segments
-    source.local_bytes += sum(path.stat().st_size for path in base.segments)
+        parts = _durable_parts(spec, folder.download(spec.incarnation), durable, source)
+    segments = _download(spec, base.log, spec.run.storage, folder.download(spec.incarnation) / "log", source)
+    groups = spec.key_groups
+    first = parts[0] if parts else _Part([])
     backend = open_backend(
         spec.backend.kind,
         folder.database(spec.incarnation),
         memory=memory,
         incremental=spec.backend.incremental,
         compression=spec.backend.compression,
-        restored_files=files,
+        restored_files=first.files,
+        key_groups=groups if first.beyond else None,
     )
     try:
-        for keys, values in changes(segments):
+        for part in parts[1:]:
+            load_snapshot(backend, part.files, folder.root, groups)
+        for part in parts:
+            for keys, values in changes(part.segments, groups if part.beyond else None):
+                backend.apply(keys, values)
+        for keys, values in changes([*(segment.path for segment in segments), *base.segments]):
             backend.apply(keys, values)
     except BaseException:
         backend.close()
         raise
+    source.local_bytes += sum(path.stat().st_size for path in base.segments)
     return backend, source
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Files that hold state, with the log that follows them."""
+
+    files: list[RestoredFile]
+    segments: Sequence[Path] = ()
+    beyond: bool = False
+    """They hold key groups that are not the slot's own, too."""
+
+
+def _local_part(folder: OperatorFolder, snapshot: SnapshotMarker, source: _Source) -> _Part:
+    where = folder.snapshot(snapshot.checkpoint_id)
+    files = []
+    for name, identity, size, shared in snapshot.files:
+        if (where / name).stat().st_size != size:
+            raise DamagedFileError(f"{where / name}: not {size} bytes")
+        files.append(RestoredFile(name, where / name, identity, shared))
+        source.local_bytes += size
+    return _Part(files)
+
+
+def _durable_parts(spec: SlotSpec, target: Path, durable: Sequence[SubtaskState], source: _Source) -> list[_Part]:
+    """What the checkpoint has of the slot's key groups: one part, or several if the parallelism was another."""
+    groups = spec.key_groups
+    place = spec.restore_storage or spec.run.storage
+    parts = []
+    for number, state in enumerate(durable):
+        fetched = _download(spec, state.files, place, target / str(number), source, state)
+        parts.append(
+            _Part(
+                [one for file, one in zip(state.files, fetched, strict=True) if not file.is_log],
+                [one.path for file, one in zip(state.files, fetched, strict=True) if file.is_log],
+                state.key_group_start < groups.start or state.key_group_end > groups.stop,
+            )
+        )
+    return parts
+
+
 def _download(
-    spec: SlotSpec, state: SubtaskState | None, files: Sequence[StateFile], place: StorageSettings, target: Path
+    spec: SlotSpec,
+    files: Sequence[StateFile],
+    place: StorageSettings,
+    target: Path,
+    source: _Source,
+    state: SubtaskState | None = None,
 ) -> list[RestoredFile]:
-    """Durable files, on local disk, each with the right size and checksum."""
+    """Durable files, on local disk, each with the right size and checksum; from copies on this host where there are."""
+    if not files:
+        return []
     target.mkdir(parents=True, exist_ok=True)
     storage = open_storage(place.url, place.options)
 
-    def fetch(position: int) -> RestoredFile:
+    def fetch(position: int) -> tuple[RestoredFile, int, int]:
         file = files[position]
         path = target / (f"{position}-{file.name}" if file.is_log else file.name)
         restored = RestoredFile(file.name, path, file.identity, file.shared)
         if file.handle is None:
             with disk_full_names(target):
                 path.write_bytes(file.inline or b"")
-            return restored
+            return restored, 0, 0
+        if spec.copies is not None and find_copy(Path(spec.copies), file, path):
+            return restored, file.size, 0
         whose = f"operator {state.operator}, subtask {state.subtask}" if state else f"slot {spec.index}"
         what = f"job {spec.run.job}, {whose}: {storage.url}/{file.handle.path}"
         advice = "Restore from another checkpoint, or bring the file back."
@@ -145,10 +187,13 @@ def _download(
                 f"{what} is damaged: {path.stat().st_size} bytes with {found}, expected {file.handle.size} bytes with "
                 f"{file.handle.checksum}. {advice}"
             )
-        return restored
+        return restored, 0, file.size
 
     with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(fetch, range(len(files))))
+        fetched = list(pool.map(fetch, range(len(files))))
+    source.local_bytes += sum(local for _file, local, _durable in fetched)
+    source.durable_bytes += sum(durable for _file, _local, durable in fetched)
+    return [file for file, _local, _durable in fetched]
 
 
 def fetch_file(storage: Storage, handle: FileHandle, target: Path) -> None:

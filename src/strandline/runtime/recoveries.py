@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from strandline.runtime.messages import Rebuilt
+from strandline.state.keys import key_group_range, subtask_of
 
 KEPT_RECOVERIES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Rescaling:
+    """A run went on with another number of subtasks. Durations are milliseconds."""
+
+    time: float
+    parallelism_before: int
+    parallelism: int
+    batch: int
+    """The last batch before."""
+    duration_ms: float
+    """From the call to the next batch's beginning."""
+    pause_ms: float
+    """The part of it in which no rows were processed."""
+    checkpoint_ms: float
+    """The part of the pause that the last checkpoint before took."""
+    slots_ms: float
+    """The part of the pause that the slots took to come up with their state."""
+    moved_key_groups: int
+    """How many key groups had to be copied to where other state is; the rest was opened as it was."""
+    local_bytes: int
+    """What was read from the local disks of the slots' hosts."""
+    durable_bytes: int
+    """What was read from durable storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +57,16 @@ class Recovery:
     durable_bytes: int
     """What was read from durable storage."""
     reason: str = ""
+
+
+def moved_key_groups(before: int, after: int, max_parallelism: int) -> int:
+    """How many key groups are not part of the largest piece of old state that their new subtask begins with."""
+    moved = 0
+    for index in range(after):
+        groups = key_group_range(index, after, max_parallelism)
+        pieces = Counter(subtask_of(group, before, max_parallelism) for group in groups)
+        moved += len(groups) - max(pieces.values())
+    return moved
 
 
 def slot_recovery(began: float, batch: int, rebuilt: Mapping[int, Sequence[Rebuilt]]) -> Recovery:

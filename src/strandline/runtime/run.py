@@ -11,6 +11,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from strandline.checkpoint.stats import CheckpointHistory, CheckpointStats
@@ -28,8 +30,9 @@ from strandline.runtime.cluster import Cluster
 from strandline.runtime.generation import Generation
 from strandline.runtime.messages import ChangelogSettings, RunInfo, StorageSettings, UploadSettings
 from strandline.runtime.plan import Graph
-from strandline.runtime.recoveries import Recovery
+from strandline.runtime.recoveries import Recovery, Rescaling, moved_key_groups
 from strandline.runtime.restart import RestartStrategy
+from strandline.runtime.savepoints import SavepointFormat, SavepointTarget
 from strandline.runtime.takeover import Restore
 from strandline.runtime.wire import default_host
 
@@ -74,6 +77,8 @@ class Run:
         self._changed = threading.Condition()
         self._asked = False
         """Whether somebody asked the run to end."""
+        self._rescale: tuple[int, Future[Rescaling]] | None = None
+        """The parallelism that somebody asked for."""
         self._ending = threading.Lock()
         self._totals = {"rounds_repeated": 0, "replaced_slots": 0}
         self._done = threading.Event()
@@ -116,13 +121,14 @@ class Run:
                     self._config.small_file_threshold,
                     self._config.max_space_amplification,
                 ),
+                local_recovery=self._config.local_recovery,
                 changelog=_changelog(self._config),
                 sys_path=[os.path.abspath(entry) for entry in sys.path if entry] + [os.getcwd()],
             )
 
         return Cluster(context, info, run_id=run_id, secret=secret, bind_host=host)
 
-    def _open_generation(self, after_failure: StrandlineError | None = None) -> None:
+    def _open_generation(self, after_failure: StrandlineError | None = None, rescale: bool = False) -> None:
         assert self._cluster is not None
         self._generation = Generation.open(
             self.name,
@@ -137,6 +143,7 @@ class Run:
             # Whatever comes after the first takeover goes on from what that one wrote into the log.
             self._restore if self._number is None else None,
             after_failure,
+            rescale,
         )
         self._set_status("running")
 
@@ -155,9 +162,15 @@ class Run:
             while not self._done.is_set():
                 generation = self._generation
                 assert generation is not None
-                failure = generation.watch(lambda: self._asked)
+                failure = generation.watch(lambda: self._asked or self._rescale is not None)
                 if self._asked:
                     return  # whoever asked ends the run
+                if failure is None and self._rescale is not None:
+                    failure = self._go_on_with(generation, *self._rescale)
+                    self._rescale = None
+                    if failure is None:
+                        continue
+                    generation = self._generation or generation
                 if failure is None:
                     self._finish(generation)
                 elif not self._restart(generation, failure):
@@ -165,6 +178,54 @@ class Run:
         except BaseException as error:
             log.exception("job %s: the supervisor failed", self.name)
             self._fail(StrandlineError(f"job {self.name}: {type(error).__name__}: {error}"))
+
+    def _go_on_with(self, generation: Generation, parallelism: int, asked: Future[Rescaling]) -> StrandlineError | None:
+        """Replace a generation, between two batches, by one of another parallelism; returns what went wrong.
+
+        What is slow and needs no state is done while the old generation still works.
+        """
+        assert self._cluster is not None
+        before, began = self._config, time.time()
+        try:
+            self._cluster.warm(parallelism)
+            generation.batch_function.hold()
+            held = time.time()
+            generation.checkpoints.take(generation.heal)
+            covered = time.time()
+        except StrandlineError as error:
+            asked.set_exception(error)
+            generation.batch_function.go_on()
+            return None
+        try:
+            self._set_status("rescaling")
+            self._close_generation(generation)
+            self._config = before.replace(parallelism=parallelism)
+            self._open_generation(rescale=True)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on as it was if it can
+            self._config = before
+            failure = StrandlineError(
+                f"job {self.name}: not rescaled to {parallelism}: {type(error).__name__}: {error}"
+            )
+            asked.set_exception(failure)
+            return failure
+        assert self._generation is not None
+        opened, now = self._generation.opened, time.time()
+        asked.set_result(
+            Rescaling(
+                time=began,
+                parallelism_before=generation.parallelism,
+                parallelism=parallelism,
+                batch=generation.batch_function.decided,
+                duration_ms=(now - began) * 1000,
+                pause_ms=(now - held) * 1000,
+                checkpoint_ms=(covered - held) * 1000,
+                slots_ms=opened.duration_ms,
+                moved_key_groups=moved_key_groups(generation.parallelism, parallelism, before.max_parallelism),
+                local_bytes=opened.local_bytes,
+                durable_bytes=opened.durable_bytes,
+            )
+        )
+        return None
 
     def _finish(self, generation: Generation) -> None:
         """The source is drained: a last checkpoint makes everything visible."""
@@ -281,12 +342,53 @@ class Run:
             )
         return taken
 
-    def stop(self) -> None:
+    def rescale(self, parallelism: int) -> Rescaling:
+        self._config.replace(parallelism=parallelism)  # raises what is wrong with it
+        if self._available_now:
+            raise ConfigError("a run with available_now=True cannot be rescaled; start it with another parallelism")
+        asked: Future[Rescaling] = Future()
+        with self._changed:
+            if self._rescale is not None:
+                raise StrandlineError(f"job {self.name!r} is being rescaled already")
+            self._rescale = (parallelism, asked)
+        while True:
+            with suppress(TimeoutError):
+                return asked.result(timeout=0.2)
+            if self._done.is_set() and not asked.done():
+                self._rescale = None
+                self._raise_if_failed()
+                raise JobFailedError(f"job {self.name!r} does not run any more: it is {self.status}")
+
+    def savepoint(self, directory: str, format_: SavepointFormat) -> str:
+        generation = self._running()
+        return self._savepoint(generation, directory, format_, None)
+
+    def _savepoint(
+        self, generation: Generation, directory: str, format_: SavepointFormat, heal: Callable[[], None] | None
+    ) -> str:
+        def target() -> SavepointTarget:
+            return SavepointTarget.within(_absolute(directory), self.name, format_, dict(self._config.storage_options))
+
+        taken = generation.checkpoints.savepoint(target, heal)
+        if taken is None:
+            raise CheckpointError(
+                f"job {self.name!r} has not processed anything yet, so there is nothing to make a savepoint of"
+            )
+        assert taken.path is not None
+        return taken.path
+
+    def stop(self, savepoint_dir: str | None = None, format_: SavepointFormat = "canonical") -> str | None:
+        """End after a last checkpoint, and a savepoint if a directory for it is given; returns its path."""
+        made: list[str] = []
+
         def orderly(generation: Generation) -> None:
             generation.batch_function.hold()
             generation.checkpoints.take(generation.heal)
+            if savepoint_dir is not None:
+                made.append(self._savepoint(generation, savepoint_dir, format_, generation.heal))
 
         self._ask("stopped", orderly)
+        return made[0] if made else None
 
     def cancel(self) -> None:
         def at_once(generation: Generation) -> None:
@@ -367,7 +469,5 @@ def _check_spark(spark: SparkSession, config: Config) -> None:
             f"spark.executor.pyspark.memory={limit} limits the address space of Python workers and of all processes "
             f"they start, so slots could not have state_memory of {config.state_memory} bytes. Remove the setting."
         )
-    if config.local_recovery:
-        raise ConfigError("local_recovery=True is not available in this release")
     if config.rest_port is not None:
         raise ConfigError("rest_port is set, but the REST interface is not available in this release")

@@ -180,6 +180,11 @@ class Slot:
             times = pool.map(lambda op: op.barrier(body["checkpoint"]), self.operators.values())
             return dict(zip(self.operators, times, strict=True))
 
+    def savepoint(self, body: dict[str, Any]) -> None:
+        """Freeze the state for a savepoint; `report` and `release` follow, as after a barrier."""
+        for op in self.operators.values():
+            op.savepoint(body["checkpoint"], body["canonical"])
+
     def report(self, body: dict[str, int]) -> list[SnapshotReport]:
         return [op.report(body["checkpoint"]) for op in self.operators.values()]
 
@@ -203,6 +208,7 @@ class Slot:
                 "discard",
                 "commit",
                 "barrier",
+                "savepoint",
                 "report",
                 "release",
                 "stop",

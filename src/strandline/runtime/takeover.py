@@ -27,6 +27,7 @@ from strandline.runtime.joblog import JobLogStore
 from strandline.runtime.messages import StorageSettings
 from strandline.runtime.parquet_files import check_sink, recover_sink
 from strandline.runtime.rebuild import check_states
+from strandline.runtime.savepoints import METADATA, open_savepoint
 from strandline.storage import JobPaths, Storage, is_local, open_storage
 from strandline.storage.elsewhere import list_located
 
@@ -49,7 +50,6 @@ class Wanted:
 
     job: str
     operators: Sequence[Operator]
-    parallelism: int
     max_parallelism: int
     sinks: Mapping[str, Storage]
     """The folders of its `ParquetSink`s."""
@@ -233,10 +233,7 @@ class _Candidates:
         """The checkpoint whose path the user gave."""
         parts = JobPaths.split_checkpoint(restore.path)
         if parts is None:
-            raise CheckpointNotFoundError(
-                f"restore={restore.path!r} is not the path of a checkpoint: give its directory (…/<job>/chk-N), or the "
-                "_metadata file in it. `strandline checkpoints ls CHECKPOINT_DIR` shows those that are there."
-            )
+            return self._savepoint(restore)
         root, paths, number = parts
         storage = self._storage if _same_place(root, self._storage.url) else open_storage(root, self._options)
         path = paths.metadata(number)
@@ -260,6 +257,25 @@ class _Candidates:
             ref = msgspec.structs.replace(ref, origin=storage.url)
         return self._store.log.restore_other(ref, max(metadata.generation, _generation(storage, paths))), metadata
 
+    def _savepoint(self, restore: Restore) -> tuple[Start, CheckpointMetadata]:
+        """The savepoint whose path the user gave."""
+        try:
+            storage, metadata = open_savepoint(restore.path, self._options)
+        except CheckpointNotFoundError as error:
+            raise CheckpointNotFoundError(
+                f"restore={restore.path!r} is not the path of a checkpoint or savepoint: give the directory of a "
+                "checkpoint (…/<job>/chk-N) or of a savepoint (…/savepoint-<job>-<id>), or the _metadata file in it. "
+                "`strandline checkpoints ls CHECKPOINT_DIR` shows the checkpoints that are there."
+            ) from error
+        if restore.claim_mode == "claim":
+            raise CheckpointError(
+                f"restore={restore.path!r}: claim_mode='claim' is for checkpoints in the job's own folder; a savepoint "
+                "stays yours. Use claim_mode='no_claim', and dispose of it once the job has a checkpoint of its own."
+            )
+        self._check(storage, metadata, any_job=True)
+        ref = CheckpointRef(metadata.checkpoint_id, METADATA, metadata.batch_id, origin=storage.url)
+        return self._store.log.restore_other(ref, metadata.generation), metadata
+
     def _usable(self, ref: CheckpointRef) -> CheckpointMetadata:
         if ref.ours and ref.metadata_path != self._paths.metadata(ref.checkpoint_id):
             raise IncompatibleCheckpointError(
@@ -277,7 +293,7 @@ class _Candidates:
     def _check(self, storage: Storage, metadata: CheckpointMetadata, *, any_job: bool) -> None:
         wanted = self._wanted
         uids = [operator.uid for operator in wanted.operators]
-        check_compatible(metadata, wanted.job, uids, wanted.parallelism, wanted.max_parallelism, any_job)
+        check_compatible(metadata, wanted.job, uids, wanted.max_parallelism, any_job)
         for operator in wanted.operators:
             for state in metadata.subtasks:
                 if state.operator == operator.uid:
@@ -299,7 +315,9 @@ def read_metadata(storage: Storage, path: str) -> CheckpointMetadata:
 
 def _check_files(storage: Storage, metadata: CheckpointMetadata) -> None:
     """Raise `DamagedFileError` unless every file of the checkpoint is there with its size; slots check the content."""
-    listing = list_located(storage, JobPaths(metadata.job).root, file_paths(metadata))
+    # A savepoint has its folder to itself.
+    root = "" if metadata.kind == "savepoint" else JobPaths(metadata.job).root
+    listing = list_located(storage, root, file_paths(metadata))
     sizes = {file.path: file.size for file in listing}
     for state, file in all_files(metadata):
         if file.handle is None or sizes.get(file.handle.path) == file.handle.stored_size:

@@ -28,6 +28,7 @@ from strandline.changelog.uploader import LogUploader
 from strandline.checkpoint.metadata import LOG_SUFFIX, StateFile, SubtaskState, paths_of
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import CheckpointError, StorageError, StrandlineError
+from strandline.runtime.local_copies import LocalCopies
 from strandline.runtime.messages import ChangelogSettings, Sealed, SlotSpec
 from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.state.segment import SegmentHeader, read_table, write_table
@@ -131,12 +132,20 @@ class TaskLog:
     """Keeps the changelog of a task manager's slots. Its threads end with `close`."""
 
     def __init__(
-        self, storage: Storage, job: str, settings: ChangelogSettings, uploader: SnapshotUploader, scratch: Path
+        self,
+        storage: Storage,
+        job: str,
+        settings: ChangelogSettings,
+        uploader: SnapshotUploader,
+        scratch: Path,
+        copies: LocalCopies | None = None,
     ) -> None:
+        """`copies` keeps every segment of the log on local disk, too."""
         self.figures = Figures()
         self._storage = storage
         self._settings = settings
         self._snapshots = uploader
+        self._copies = copies
         place = open_storage(settings.storage.url, settings.storage.options) if settings.storage else None
         self._segments = LogUploader(storage, JobPaths(job), settings.upload_timeout, settings.upload_attempts, place)
         self._book = LogBook()
@@ -195,12 +204,13 @@ class TaskLog:
         files = [file for state in restored for file in state.files] if spec.restore_owned else []
         base: list[StateFile] | None = None
         segments: list[StateFile] = []
-        if spec.restore_owned and (spec.log_complete or spec.decided_batch == spec.restore_batch):
+        whole = spec.restore_owned and not spec.rescaled
+        if whole and (spec.log_complete or spec.decided_batch == spec.restore_batch):
             base = [file for file in files if not file.is_log]
             segments = [file for file in files if file.is_log] + [file for uid, file in spec.log if uid == subtask[0]]
         self._book.open(subtask, base, segments, restored=files)
         self._snapshots.forget([subtask])
-        self._snapshots.start_from(restored, spec.restore_owned)
+        self._snapshots.start_from(subtask, restored, spec.restore_owned)
 
     def slot_opened(self, index: int, states: dict[str, list[dict[str, Any]]]) -> None:
         """The slot is up; `states` describes what its operators keep."""
@@ -350,13 +360,16 @@ class TaskLog:
             offer.durable = True
             if offer in self._behind:
                 self._behind.remove(offer)
-                self._book.append(offer.subtask, file)
+                self._append(offer, file)
+                self._local.pop(file.identity)
                 Path(offer.sealed.path).unlink(missing_ok=True)
         return sorted(set(paths_of(files)) - needed)
 
     def _append(self, offer: _Offer, file: StateFile) -> None:
         self._book.append(offer.subtask, file)
-        self._local[file.identity] = Path(offer.sealed.path)
+        self._local[file.identity] = path = Path(offer.sealed.path)
+        if self._copies is not None:
+            self._copies.keep(file.identity, path)
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -445,6 +458,8 @@ class TaskLog:
             lost = self._book.completed(checkpoint_id)
             # Nothing of what these subtasks had uploaded can be relied on any more.
             self._snapshots.forget(lost)
+            if self._copies is not None:
+                self._copies.prune(self._book.identities())
         if lost:
             log.warning("checkpoint %d names other files of %s: they are materialized anew", checkpoint_id, lost)
 
@@ -586,6 +601,8 @@ class TaskLog:
         file = segment_file(batch, handle)
         with self._wake:
             self._local[file.identity] = target
+            if self._copies is not None:
+                self._copies.keep(file.identity, target)
             if self._book.merged(subtask, known, run, file):
                 self.figures.merges += 1
             self._forget_local()

@@ -17,16 +17,28 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from strandline.checkpoint.metadata import FileHandle
+from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import SlotLostError, StrandlineError
+from strandline.runtime.local_copies import LocalCopies
 from strandline.runtime.local_files import run_folder, slot_folder, socket_folder
-from strandline.runtime.messages import ChangelogSettings, RunInfo, Sealed, SlotSpec, SnapshotReport
+from strandline.runtime.messages import (
+    ChangelogSettings,
+    RunInfo,
+    Sealed,
+    SlotSpec,
+    SnapshotReport,
+    StorageSettings,
+)
+from strandline.runtime.savepoints import upload_savepoint
 from strandline.runtime.task_log import Barrier, TaskLog
 from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.runtime.wire import Address, Client, Server, decode_error, encode_error
@@ -40,6 +52,9 @@ SLOT_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "ARROW_DEFAULT_MEMORY_POOL": "syste
 between batches; with a heap per thread, or one for Arrow alone, such memory stays resident and is of use to nobody."""
 RUN_IS_DEAD_AFTER = 60.0
 """Seconds without a task manager on this host after which a run's local files may go."""
+
+Upload = Callable[[list[SubtaskSnapshot]], list[SubtaskAck]]
+"""Makes frozen states durable."""
 
 
 @dataclass(slots=True)
@@ -71,6 +86,8 @@ class TaskManager:
         self.run = run
         self.identity = identity
         self._slots: dict[int, SlotProcess] = {}
+        self._spares: list[tuple[subprocess.Popen[bytes], Path]] = []
+        """Processes that wait to become slots, and their logs."""
         self._changing = threading.Lock()
         self._fan_pool = ThreadPoolExecutor(64, thread_name_prefix="fan")
         self._ended = threading.Event()
@@ -79,17 +96,20 @@ class TaskManager:
         self._alive = _hold(self._folder)
         _clear_dead_runs(self._folder)
         storage = open_storage(run.storage.url, run.storage.options)
-        self._uploader = SnapshotUploader(storage, run.job, run.uploads)
+        self._copies = LocalCopies(self._folder / "copies", str(os.getpid()))
+        self._uploader = SnapshotUploader(storage, run.job, run.uploads, copies=self._copies)
         self._log = self._open_log(storage, run.changelog) if run.changelog else None
         self._coordinator = Client(Address.unpack(run.coordinator), run.secret)
         names = (
             "start_slots",
+            "warm",
             "stop_slots",
             "fan",
             "sealed",
             "settle",
             "commit",
             "barrier",
+            "savepoint",
             "checkpoint_completed",
             "checkpoint_aborted",
             "shutdown",
@@ -106,14 +126,19 @@ class TaskManager:
             self._log.start(self._freeze, self._thaw)
 
     def _open_log(self, storage: Storage, settings: ChangelogSettings) -> TaskLog:
-        return TaskLog(storage, self.run.job, settings, self._uploader, self._folder / f"log-{os.getpid()}")
+        scratch = self._folder / f"log-{os.getpid()}"
+        return TaskLog(storage, self.run.job, settings, self._uploader, scratch, self._copies)
 
     # --- slots -----------------------------------------------------------------------------------
 
     def start_slots(self, body: dict[str, Any]) -> dict[int, Any]:
         """Start a slot for every spec, in parallel; answers once they hold their state: where they are, and how."""
         here = self.server.address.pack()
-        specs = [msgspec.structs.replace(msgspec.convert(spec, SlotSpec), manager=here) for spec in body["specs"]]
+        copies = str(self._folder / "copies") if body["local"] else None
+        specs = [
+            msgspec.structs.replace(msgspec.convert(spec, SlotSpec), manager=here, copies=copies)
+            for spec in body["specs"]
+        ]
         with self._changing:
             for spec in specs:
                 old = self._slots.pop(spec.index, None)
@@ -122,9 +147,12 @@ class TaskManager:
                 if self._log is not None:
                     self._log.slot_starts(spec)
                 else:
-                    self._uploader.start_from(spec.restore, spec.restore_owned)
+                    for operator in spec.operators:
+                        states = [state for state in spec.restore if state.operator == operator.uid]
+                        self._uploader.start_from((operator.uid, spec.index), states, spec.restore_owned)
             self._clear_old_generations(specs)
             outcomes = list(self._fan_pool.map(self._start, specs))
+            self._end_spares()
         failed = [outcome for outcome in outcomes if isinstance(outcome, StrandlineError)]
         if failed:
             raise failed[0]
@@ -134,10 +162,12 @@ class TaskManager:
             if isinstance(slot, SlotProcess)
         }
 
-    def _start(self, spec: SlotSpec) -> SlotProcess | StrandlineError:
-        folder = slot_folder(spec)
-        folder.mkdir(parents=True, exist_ok=True)
-        log_path = self._folder / f"slot-{spec.index}.log"
+    def warm(self, body: dict[str, Any]) -> None:
+        """Have processes ready that only wait to be told which slot they are."""
+        while len(self._spares) < body["slots"]:
+            self._spares.append(self._spawn(self._folder / f"slot-spare-{time.time_ns()}.log"))
+
+    def _spawn(self, log_path: Path) -> tuple[subprocess.Popen[bytes], Path]:
         with log_path.open("ab") as log_file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "strandline.runtime.slot"],
@@ -146,6 +176,20 @@ class TaskManager:
                 stderr=log_file,
                 env={**os.environ, **SLOT_ENVIRONMENT},
             )
+        return process, log_path
+
+    def _take_spare(self) -> tuple[subprocess.Popen[bytes], Path] | None:
+        with suppress(IndexError):
+            while True:
+                spare = self._spares.pop()
+                if spare[0].poll() is None:
+                    return spare
+        return None
+
+    def _start(self, spec: SlotSpec) -> SlotProcess | StrandlineError:
+        folder = slot_folder(spec)
+        folder.mkdir(parents=True, exist_ok=True)
+        process, log_path = self._take_spare() or self._spawn(self._folder / f"slot-{spec.index}.log")
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -184,6 +228,11 @@ class TaskManager:
         for path in self._folder.glob("gen-*"):
             if int(path.name.removeprefix("gen-")) < newest:
                 shutil.rmtree(path, ignore_errors=True)
+
+    def _end_spares(self) -> None:
+        while (spare := self._take_spare()) is not None:
+            spare[0].kill()
+            spare[0].wait()
 
     def stop_slots(self, _body: Any) -> None:
         with self._changing:
@@ -265,11 +314,23 @@ class TaskManager:
         if self._log is not None:
             return self._barrier_of_log(self._log, body)
         answers = self.fan({"action": "barrier", "body": body, "timeout": body.get("timeout")})
-        slots = [self._slots[index] for index, answer in answers.items() if index in self._slots and "value" in answer]
-        threading.Thread(target=self._upload, args=(slots, body["checkpoint"], time.time()), daemon=True).start()
+        self._upload_frozen(answers, body["checkpoint"], partial(self._uploader.upload, body["checkpoint"]))
         return answers
 
-    def _upload(self, slots: list[SlotProcess], checkpoint_id: int, barrier_time: float) -> None:
+    def savepoint(self, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        """Freeze all slots for a savepoint, then upload in the background, to the savepoint's own folder."""
+        answers = self.fan({"action": "savepoint", "body": body, "timeout": body.get("timeout")})
+        target = msgspec.convert(body["target"], StorageSettings)
+        storage = open_storage(target.url, target.options)
+        self._upload_frozen(answers, body["checkpoint"], partial(upload_savepoint, storage))
+        return answers
+
+    def _upload_frozen(self, answers: dict[int, dict[str, Any]], checkpoint_id: int, upload: Upload) -> None:
+        slots = [self._slots[index] for index, answer in answers.items() if index in self._slots and "value" in answer]
+        arguments = (slots, checkpoint_id, time.time(), upload)
+        threading.Thread(target=self._upload, args=arguments, daemon=True).start()
+
+    def _upload(self, slots: list[SlotProcess], checkpoint_id: int, barrier_time: float, upload: Upload) -> None:
         """Upload what all slots froze, and acknowledge it subtask by subtask; or decline once for all of them."""
         if not slots:
             return
@@ -280,7 +341,7 @@ class TaskManager:
                     for some in self._fan_pool.map(lambda slot: _snapshots(slot, checkpoint_id, barrier_time), slots)
                     for snapshot in some
                 ]
-                for ack in self._uploader.upload(checkpoint_id, snapshots):
+                for ack in upload(snapshots):
                     self._coordinator.call(
                         "acknowledge",
                         {"checkpoint": checkpoint_id, "generation": slots[0].spec.generation, "ack": ack},
@@ -348,6 +409,7 @@ class TaskManager:
             return
         replaced = msgspec.convert(body["replaced"], dict[str, FileHandle])
         self._uploader.completed(body["checkpoint"], replaced)
+        self._copies.prune(self._uploader.identities())
 
     def checkpoint_aborted(self, body: dict[str, Any]) -> None:
         if self._log is not None:
@@ -380,6 +442,7 @@ class TaskManager:
                     break
         for slot in list(self._slots.values()):
             slot.end()
+        self._end_spares()
         if self._log is not None:
             self._log.close()  # without `end`: the slots may go on elsewhere, from just what it uploaded
         self._uploader.close()

@@ -23,6 +23,7 @@ from pathlib import Path
 from strandline.checkpoint.metadata import FileHandle, StateFile, SubtaskState
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import CheckpointError, StorageError
+from strandline.runtime.local_copies import LocalCopies
 from strandline.runtime.messages import SnapshotReport, UploadSettings
 from strandline.state.chunks import grouped
 from strandline.state.disk import disk_full_names
@@ -95,8 +96,17 @@ class _Upload:
 class SnapshotUploader:
     """Uploads the snapshots of one task manager's slots, and remembers what confirmed checkpoints hold."""
 
-    def __init__(self, storage: Storage, job: str, settings: UploadSettings | None = None, threads: int = 4) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        job: str,
+        settings: UploadSettings | None = None,
+        threads: int = 4,
+        copies: LocalCopies | None = None,
+    ) -> None:
+        """`copies` keeps every uploaded file on local disk, too."""
         self._storage = storage
+        self._copies = copies
         self._paths = JobPaths(job)
         self._settings = settings or UploadSettings()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="upload")
@@ -105,18 +115,20 @@ class SnapshotUploader:
         self._confirmed: dict[Subtask, dict[str, _Held]] = {}
         self._pending: dict[int, dict[Subtask, dict[str, _Held]]] = {}
         self._running: dict[int, _Upload] = {}
+        self._named: dict[int, set[str]] = {}
+        """The identities of all files of each checkpoint that may still complete, and of the newest that did."""
 
-    def start_from(self, states: Iterable[SubtaskState], owned: bool) -> None:
-        """What the job's newest completed checkpoint holds of these subtasks need not be uploaded again.
+    def start_from(self, subtask: Subtask, states: Iterable[SubtaskState], owned: bool) -> None:
+        """What the job's newest completed checkpoint holds of a subtask's state need not be uploaded again.
 
         A checkpoint that is not the job's own is nothing to build on: then all is uploaded once.
         """
-        for state in states:
-            self._confirmed[(state.operator, state.subtask)] = {
-                file.identity: _Held(file.identity, file.handle)
-                for file in state.files
-                if owned and file.shared and not file.is_log and file.handle is not None
-            }
+        self._confirmed[subtask] = {
+            file.identity: _Held(file.identity, file.handle)
+            for state in states
+            for file in state.files
+            if owned and file.shared and not file.is_log and file.handle is not None
+        }
 
     def forget(self, subtasks: Iterable[Subtask]) -> None:
         """Nothing that was uploaded of these subtasks can be relied on."""
@@ -150,6 +162,11 @@ class SnapshotUploader:
     ) -> SubtaskAck:
         report = snapshot.report
         stored = tuple(file.stored for file in files if file.stored is not None)
+        self._named.setdefault(checkpoint_id, set()).update(file.identity for file in stored)
+        if self._copies is not None:
+            for file in files:
+                if file.stored is not None and file.stored.handle is not None:
+                    self._copies.keep(file.stored.identity, file.local)
         self._pending.setdefault(checkpoint_id, {})[(report.operator, snapshot.subtask)] = {
             file.identity: _Held(file.stored_identity, file.stored.handle)
             for file in files
@@ -277,9 +294,13 @@ class SnapshotUploader:
             self._confirmed[subtask] = {
                 identity: _Held(one.identity, replaced.get(one.identity, one.handle)) for identity, one in held.items()
             }
-        for older in {*self._pending, *self._running}:
+        for older in {*self._pending, *self._running, *self._named}:
             if older < checkpoint_id:
                 self.aborted(older)  # given up with this completion, or before its last upload had ended
+
+    def identities(self) -> set[str]:
+        """The files of the newest completed checkpoint, and of those that may still complete."""
+        return set().union(*self._named.values())
 
     def aborted(self, checkpoint_id: int) -> None:
         """The checkpoint is given up: what is not uploaded yet need not be."""
@@ -287,6 +308,7 @@ class SnapshotUploader:
         if running is not None:
             running.given_up = True
         self._pending.pop(checkpoint_id, None)
+        self._named.pop(checkpoint_id, None)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -66,8 +66,11 @@ class StateBackend(ABC):
         """Put every pair; None deletes. A segment may come in several calls."""
 
     @abstractmethod
-    def snapshot(self, directory: Path) -> Snapshot:
-        """Freeze the present contents; `directory` (absent so far) is for the snapshot's files."""
+    def snapshot(self, directory: Path, *, full: bool = False) -> Snapshot:
+        """Freeze the present contents; `directory` (absent so far) is for the snapshot's files.
+
+        A `full` snapshot can be restored by every backend, whatever the backend's usual ones are like.
+        """
 
     @abstractmethod
     def size_bytes(self) -> int:

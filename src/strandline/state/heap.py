@@ -65,7 +65,7 @@ class HeapBackend(StateBackend):
                 elif data.pop(key, None) is not None:
                     self._stale += 1
 
-    def snapshot(self, directory: Path) -> Snapshot:
+    def snapshot(self, directory: Path, *, full: bool = False) -> Snapshot:
         with self._lock:
             frozen = self._data.copy()
         return _HeapSnapshot(frozen, directory, self._compression)

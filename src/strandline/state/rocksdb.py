@@ -26,6 +26,9 @@ __all__ = ["RocksDBBackend", "RocksDBMemory", "RocksDBOptions"]
 _BATCH_ENTRIES: Final = 16_384
 _READ_ENTRIES: Final = 4096
 """Keys of one call: until it returns, each of them holds a block of the cache that cannot be evicted, and a copy."""
+_FLUSH_DELETES: Final = 65_536
+"""Deletes after which the write buffer is flushed: until a merge meets what they delete, every scan passes over both.
+A merge begins with files, and without frequent checkpoints nothing else would flush a small state."""
 _SHORT_SCAN: Final = 32
 _READER_MEMORY: Final = 16 << 20
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -64,6 +67,7 @@ class RocksDBBackend(StateBackend):
         self._restored = dict(restored)
         self._unlogged = without_log()
         self._long_scans: WeakSet[Generator[tuple[bytes, bytes]]] = WeakSet()
+        self._unflushed_deletes = 0
         self._closed = False
         self.open_id = uuid4().hex
         directory.mkdir(parents=True, exist_ok=True)
@@ -97,6 +101,7 @@ class RocksDBBackend(StateBackend):
                 if None not in some_values:
                     deque(map(batch.put, some_keys, some_values), maxlen=0)
                 else:
+                    self._unflushed_deletes += some_values.count(None)
                     put, delete = batch.put, batch.delete
                     for key, value in zip(some_keys, some_values, strict=True):
                         if value is None:
@@ -104,17 +109,22 @@ class RocksDBBackend(StateBackend):
                         else:
                             put(key, value)
                 self._db.write(batch, self._unlogged)
+            if self._unflushed_deletes >= _FLUSH_DELETES:
+                self._unflushed_deletes = 0
+                self._db.flush(False)
 
     def delete_between(self, start: bytes, end: bytes) -> None:
         """Delete all entries with start <= key < end, at the cost of one."""
         self._db.delete_range(start, end, self._unlogged)
 
-    def snapshot(self, directory: Path) -> Snapshot:
-        frozen = directory if self._incremental else directory / "frozen"
+    def snapshot(self, directory: Path, *, full: bool = False) -> Snapshot:
+        incremental = self._incremental and not full
+        frozen = directory if incremental else directory / "frozen"
         frozen.parent.mkdir(parents=True, exist_ok=True)
         with disk_full_names(frozen.parent):
             Checkpoint(self._db).create_checkpoint(str(frozen))
-        if not self._incremental:
+        self._unflushed_deletes = 0
+        if not incremental:
             return _FullSnapshot(frozen, directory, self._compression)
         return _IncrementalSnapshot(directory, self.open_id, self._restored)
 

@@ -30,6 +30,8 @@ _CHECKED: Final = struct.Struct("<QQ")
 _READ_BYTES: Final = 4 << 20
 _TABLE_ROWS: Final = 1024
 """Rows written at once of a table, so that large values stay below the 2 GB of a column."""
+_COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
+"""Keys come sorted, so they are much alike: half the size of lz4's, for a few milliseconds more per 100,000 changes."""
 _SCHEMA: Final = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
 
 Chunk = tuple[list[bytes], list[bytes | None]]
@@ -156,7 +158,7 @@ def _write(file: BinaryIO, header: SegmentHeader, batches: Iterable[pa.RecordBat
     packed = msgspec.msgpack.encode(header)
     out.write(_HEAD.pack(_MAGIC, len(packed), zlib.crc32(packed)) + packed)
     entries = 0
-    with pa.ipc.new_stream(out, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
+    with pa.ipc.new_stream(out, _SCHEMA, options=_COMPRESSED) as stream:
         for batch in batches:
             stream.write_batch(batch)
             entries += batch.num_rows

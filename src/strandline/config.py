@@ -311,8 +311,8 @@ class Config:
         None,
         kinds.optional(kinds.TEXT),
         keys=("taskmanager.bind-host", "rest.bind-address"),
-        doc="Address that the processes of a run listen on.",
-        unset="chosen by the runtime",
+        doc="Address that the processes of a run listen on; `0.0.0.0` for every network of a host.",
+        unset="loopback if Spark runs in one process, else `0.0.0.0`",
     )
     storage_options: Option[Mapping[str, str], Mapping[str, str]] = dataclasses.field(
         # Not in repr: it may hold keys. Not in the hash: a mapping has none.

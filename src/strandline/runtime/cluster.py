@@ -99,6 +99,7 @@ class Cluster:
         run_id: str,
         secret: str,
         bind_host: str,
+        advertise_host: str,
     ) -> None:
         self._spark_context = spark_context
         self.handlers = Handlers()
@@ -125,6 +126,7 @@ class Cluster:
                 "decline": lambda body: self.handlers.decline(body),
             },
             bind_host=bind_host,
+            advertise_host=advertise_host,
             unix_path=str(socket_folder(run_id) / "c.sock"),
         )
         self.run = make_run(self._server.address.pack())

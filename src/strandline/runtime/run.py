@@ -34,7 +34,7 @@ from strandline.runtime.recoveries import Recovery, Rescaling, moved_key_groups
 from strandline.runtime.restart import RestartStrategy
 from strandline.runtime.savepoints import SavepointFormat, SavepointTarget
 from strandline.runtime.takeover import Restore
-from strandline.runtime.wire import default_host
+from strandline.runtime.wire import ANY, default_bind_host
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,8 +103,9 @@ class Run:
         context = self._spark.sparkContext
         run_id = uuid.uuid4().hex
         secret = secrets.token_hex(32)
-        local = str(context.master).startswith("local")
-        host = default_host(local, self._config.bind_host)
+        bind_host = default_bind_host(str(context.master), self._config.bind_host)
+        # Executors reach Spark's own driver by this name, so they reach us, too.
+        driver_host = context.getConf().get("spark.driver.host", None) if bind_host in ANY else bind_host
 
         def info(coordinator: list[Any]) -> RunInfo:
             return RunInfo(
@@ -113,7 +114,7 @@ class Run:
                 secret=secret,
                 coordinator=coordinator,
                 local_dir=self._config.local_dir or tempfile.gettempdir(),
-                bind_host=host,
+                bind_host=bind_host,
                 heartbeat_timeout=self._config.heartbeat_timeout,
                 storage=StorageSettings(_absolute(self._config.checkpoint_dir), dict(self._config.storage_options)),
                 uploads=UploadSettings(
@@ -126,7 +127,9 @@ class Run:
                 sys_path=[os.path.abspath(entry) for entry in sys.path if entry] + [os.getcwd()],
             )
 
-        return Cluster(context, info, run_id=run_id, secret=secret, bind_host=host)
+        return Cluster(
+            context, info, run_id=run_id, secret=secret, bind_host=bind_host, advertise_host=driver_host or bind_host
+        )
 
     def _open_generation(self, after_failure: StrandlineError | None = None, rescale: bool = False) -> None:
         assert self._cluster is not None

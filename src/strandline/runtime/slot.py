@@ -36,7 +36,7 @@ from strandline.runtime.messages import (
 )
 from strandline.runtime.operator_slot import OperatorSlot
 from strandline.runtime.rebuild import rebuild
-from strandline.runtime.wire import Address, Client, Server, encode_error
+from strandline.runtime.wire import Address, Client, Server, encode_error, own_host
 from strandline.state.rocksdb import RocksDBMemory
 
 log = logging.getLogger(__name__)
@@ -218,6 +218,7 @@ class Slot:
             spec.run.secret,
             actions,
             bind_host=spec.run.bind_host,
+            advertise_host=own_host(spec.run.bind_host, Address.unpack(spec.run.coordinator).host),
             unix_path=str(socket_folder(spec.run.run_id) / f"s{spec.index}-{spec.incarnation}.sock"),
             exchange=self.exchange,
         )

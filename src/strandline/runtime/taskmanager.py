@@ -41,7 +41,7 @@ from strandline.runtime.messages import (
 from strandline.runtime.savepoints import upload_savepoint
 from strandline.runtime.task_log import Barrier, TaskLog
 from strandline.runtime.uploads import SnapshotUploader, SubtaskSnapshot
-from strandline.runtime.wire import Address, Client, Server, decode_error, encode_error
+from strandline.runtime.wire import Address, Client, Server, decode_error, encode_error, own_host
 from strandline.storage import Storage, open_storage
 
 log = logging.getLogger(__name__)
@@ -120,6 +120,7 @@ class TaskManager:
             run.secret,
             {name: getattr(self, name) for name in names},
             bind_host=run.bind_host,
+            advertise_host=own_host(run.bind_host, Address.unpack(run.coordinator).host),
             unix_path=str(socket_folder(run.run_id) / f"tm-{os.getpid()}.sock"),
         )
         if self._log is not None:

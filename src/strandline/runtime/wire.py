@@ -25,6 +25,8 @@ from strandline.errors import SlotLostError, StrandlineError
 log = logging.getLogger(__name__)
 
 _HEADER = "x-strandline-secret"
+TCP_ONLY = "STRANDLINE_TCP_ONLY"
+"""If this variable is set, Unix sockets are not used even between processes of one host."""
 
 Handler = Callable[[Any], Any]
 
@@ -40,7 +42,7 @@ class Address:
 
     def location(self) -> str:
         """The cheapest way to reach it from here."""
-        if self.host_id == host_identity() and os.path.exists(self.unix_path):
+        if TCP_ONLY not in os.environ and self.host_id == host_identity() and os.path.exists(self.unix_path):
             return f"grpc+unix://{self.unix_path}"
         return f"grpc://{self.host}:{self.port}"
 
@@ -192,8 +194,22 @@ def translate(error: Exception, what: str) -> StrandlineError:
     )
 
 
-def default_host(spark_is_local: bool, configured: str | None) -> str:
-    """The address to bind and to tell others: loopback when all processes are on one host."""
+ANY = ("0.0.0.0", "::")
+"""Addresses to listen on that mean every network of the host, and that nobody can call."""
+
+
+def default_bind_host(master: str, configured: str | None) -> str:
+    """What the processes of a run listen on: loopback alone when Spark runs in one process, else every network."""
     if configured:
         return configured
-    return "127.0.0.1" if spark_is_local else socket.gethostbyname(socket.gethostname())
+    return "127.0.0.1" if master == "local" or master.startswith("local[") else ANY[0]
+
+
+def own_host(bind_host: str, peer: str) -> str:
+    """What others call this host by, if it listens on `bind_host` and `peer` is one of them."""
+    if bind_host not in ANY:
+        return bind_host
+    family = socket.AF_INET6 if ":" in peer else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((peer, 9))  # sends nothing: only asks which of the host's addresses would be used
+        return str(probe.getsockname()[0])

@@ -23,6 +23,7 @@ from strandline.operators.process_context import ProcessContext
 from strandline.operators.window_specs import session, sliding, tumbling
 from strandline.runtime.recoveries import Recovery
 from strandline.sinks import ForeachBatchSink, ParquetSink
+from strandline.state.rocksdb_options import RocksDBOptions
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,7 @@ __all__ = [
     "ParquetSink",
     "ProcessContext",
     "Recovery",
+    "RocksDBOptions",
     "StrandlineError",
     "Stream",
     "SubtaskStats",

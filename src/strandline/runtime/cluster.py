@@ -231,13 +231,6 @@ class Cluster:
         for index in indices:
             self._incarnations[index] = self._incarnations.get(index, 0) + 1
             memory = max(16 << 20, deployment.backend.memory_bytes // share[homes[index]])
-            backend = BackendSettings(
-                deployment.backend.kind,
-                memory,
-                deployment.backend.batch_memory,
-                deployment.backend.incremental,
-                deployment.backend.compression,
-            )
             spec = SlotSpec(
                 run=self.run,
                 generation=deployment.generation,
@@ -245,7 +238,7 @@ class Cluster:
                 incarnation=self._incarnations[index],
                 parallelism=deployment.parallelism,
                 max_parallelism=deployment.max_parallelism,
-                backend=backend,
+                backend=msgspec.structs.replace(deployment.backend, memory_bytes=memory),
                 operators=list(deployment.operators),
                 restore=states.get(index, []),
                 restore_batch=base.batch,

@@ -480,9 +480,9 @@ def test_rocksdb_is_set_by_options_by_a_profile_or_by_a_mapping() -> None:
     assert Config(checkpoint_dir="ckpt", rocksdb="ssd").rocksdb == options
     assert Config(checkpoint_dir="ckpt", rocksdb={"background_jobs": 4, "open_files": "-1"}).rocksdb == options
     assert Config(checkpoint_dir="ckpt").rocksdb == RocksDBOptions()
-    assert Config(
-        checkpoint_dir="ckpt", rocksdb={"profile": "ssd", "block_bytes": "8kb"}
-    ).rocksdb == RocksDBOptions.of({**PROFILES["ssd"], "block_bytes": 8192})
+    assert Config(checkpoint_dir="ckpt", rocksdb={"profile": "ssd", "block_bytes": "8kb"}).rocksdb == RocksDBOptions.of(
+        {**PROFILES["ssd"], "block_bytes": 8192}
+    )
 
 
 def test_single_fields_go_over_a_profile(tmp_path: Path) -> None:

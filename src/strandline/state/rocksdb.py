@@ -163,7 +163,9 @@ def live_files(directory: Path) -> set[str]:
 def _open(directory: Path, options: Options, access: AccessType = _READ_WRITE) -> Rdict:
     with disk_full_names(directory):
         try:
-            return Rdict(str(directory), options, access_type=access)
+            # Named as the column family's, too: else rocksdict (0.3.29) opens what exists with the options and a small
+            # cache of its own that it finds in the folder, and ours count for nothing but the database as a whole.
+            return Rdict(str(directory), options, {"default": options}, access)
         except Exception as error:
             if is_disk_full(error):
                 raise

@@ -49,8 +49,15 @@ def written_options(directory: Path) -> dict[str, str]:
 # --- state under any options ---------------------------------------------------------------------
 
 compressions = st.sampled_from(["none", "snappy", "lz4", "zstd"])
+
+
+def options_with(files: tuple[int, int], **others: Any) -> RocksDBOptions:
+    return RocksDBOptions(level0_files=files[0], min_merge_files=files[1], **others)
+
+
 any_options = st.builds(
-    RocksDBOptions,
+    options_with,
+    files=st.sampled_from([(1, 2), (2, 2), (3, 3), (1000, 2), (1000, 1000)]),
     write_buffer_bytes=st.sampled_from([64 * KB, MB, 64 << 30]),
     write_buffers=st.integers(4, 64),
     write_buffers_to_merge=st.integers(1, 3),
@@ -65,10 +72,8 @@ any_options = st.builds(
     compression_per_level=st.lists(compressions, max_size=8).map(tuple),
     bottommost_compression=st.none() | compressions,
     compaction=st.sampled_from(["universal", "level"]),
-    level0_files=st.integers(1, 3) | st.just(1000),
     space_amplification_percent=st.integers(1, 10_000),
     size_ratio_percent=st.integers(0, 1000),
-    min_merge_files=st.integers(2, 1000),
     level_base_bytes=st.sampled_from([MB, 1 << 44]),
     level_multiplier=st.floats(2, 100),
     dynamic_level_bytes=st.booleans(),
@@ -271,6 +276,17 @@ def test_a_wrong_value_names_its_field(field: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(ConfigError, match=rf"^rocksdb\.{field} = .* is not valid.*; allowed: "):
             RocksDBOptions(**{field: value})
+
+
+def test_settings_that_would_stop_writes_for_good_are_refused() -> None:
+    with pytest.raises(ConfigError, match="write_buffers_to_merge = 3 leaves no buffer for writes; allowed: less than"):
+        RocksDBOptions(write_buffers_to_merge=3)
+    with pytest.raises(
+        ConfigError, match=r"min_merge_files = 9 would .*; allowed: 2, or up to rocksdb.level0_files = 8"
+    ):
+        RocksDBOptions(min_merge_files=9)
+    assert RocksDBOptions(min_merge_files=9, compaction="level").min_merge_files == 9
+    assert RocksDBOptions(level0_files=1).min_merge_files == 2
 
 
 def test_an_unknown_field_names_the_nearest() -> None:

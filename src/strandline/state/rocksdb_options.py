@@ -210,7 +210,9 @@ class RocksDBOptions:
         "How much larger the next file may be than those before it together to be merged with them (universal only).",
     )
     min_merge_files: int = _setting(
-        2, kinds.integer(2, 1000), "How many files of like size are merged at the least (universal only)."
+        2,
+        kinds.integer(2, 1000),
+        "How many files of like size are merged at the least; not more than `level0_files` (universal only).",
     )
     level_base_bytes: int = _setting(
         "128mb",
@@ -282,6 +284,11 @@ class RocksDBOptions:
             raise ConfigError(
                 f"rocksdb.write_buffers_to_merge = {self.write_buffers_to_merge} leaves no buffer for writes; allowed: "
                 f"less than rocksdb.write_buffers = {self.write_buffers}"
+            )
+        if self.compaction == "universal" and self.min_merge_files > max(2, self.level0_files):
+            raise ConfigError(
+                f"rocksdb.min_merge_files = {self.min_merge_files} would let writes stop for good before so many files "
+                f"are there to be merged; allowed: 2, or up to rocksdb.level0_files = {self.level0_files}"
             )
 
     @classmethod

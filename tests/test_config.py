@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from strandline._options import REQUIRED, parse_duration, parse_size
 from strandline.config import OPTIONS, Config, reference_markdown
 from strandline.errors import ConfigError, UnknownOptionError
+from strandline.state.rocksdb_options import PROFILES, SETTINGS, RocksDBOptions
 
 DIR = {"checkpoint_dir": "ckpt"}
 
@@ -41,6 +42,8 @@ def test_defaults_are_those_of_the_design() -> None:
         "batch_interval": None,
         "state_backend": "rocksdb",
         "state_memory": 512 << 20,
+        "rocksdb": RocksDBOptions().to_mapping(),
+        "rocksdb_factory": None,
         "batch_memory": 128 << 20,
         "incremental": True,
         "changelog": False,
@@ -201,6 +204,10 @@ def test_any_text_is_a_duration_and_a_size_or_a_value_error(text: str) -> None:
         ("state_memory", "1 zb", "a size"),
         ("state_memory", 1.5, "a size"),
         ("batch_memory", 0, "at least 1 bytes"),
+        ("rocksdb", 7, "a profile (default, spinning-disk, spinning-disk-high-memory, ssd)"),
+        ("rocksdb_factory", 7, "a function"),
+        ("rocksdb_factory", "org.example.MyOptionsFactory", "module:function"),
+        ("rocksdb_factory", "tuning:", "module:function"),
         ("snapshot_compression", "gzip", '"none", "snappy", "lz4" or "zstd"'),
         ("parallelism", 0, "from 1 to 32768, or None"),
         ("max_parallelism", 32769, "from 1 to 32768"),
@@ -307,6 +314,8 @@ def test_any_unknown_key_names_some_option(key: str) -> None:
             "heap",
         ),
         ("taskmanager.memory.managed.size", "1gb", "state_memory", 1 << 30),
+        ("state.backend.rocksdb.predefined-options", "FLASH_SSD_OPTIMIZED", "rocksdb", RocksDBOptions.profile("ssd")),
+        ("state.backend.rocksdb.options-factory", "tuning:larger_blocks", "rocksdb_factory", "tuning:larger_blocks"),
         ("state.backend.incremental", "false", "incremental", False),
         ("execution.checkpointing.incremental", "TRUE", "incremental", True),
         ("state.backend.changelog.enabled", "true", "changelog", True),
@@ -358,7 +367,7 @@ def test_the_changelog_settings_of_the_documents_are_taken() -> None:
 
 
 def test_every_flink_key_belongs_to_one_option() -> None:
-    keys = [key for option in OPTIONS.values() for key in option.keys]
+    keys = [key for option in (*OPTIONS.values(), *SETTINGS.values()) for key in option.keys]
     assert len(keys) == len(set(keys))
     assert not set(keys) & set(OPTIONS)
 
@@ -426,6 +435,102 @@ def test_s3_keys_become_storage_options() -> None:
         "virtual_hosted_style_request": "false",
         "region": "eu-west-1",
     }
+
+
+# --- RocksDB -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "field", "stored"),
+    [
+        ("thread.num", "4", "background_jobs", 4),
+        ("files.open", "-1", "open_files", -1),
+        ("writebuffer.size", "32 mb", "write_buffer_bytes", 32 << 20),
+        ("writebuffer.count", 5, "write_buffers", 5),
+        ("writebuffer.number-to-merge", "2", "write_buffers_to_merge", 2),
+        ("memory.write-buffer-ratio", "0.7", "write_buffer_share", 0.7),
+        ("memory.partitioned-index-filters", "true", "partitioned_index_filters", True),
+        ("block.blocksize", "16kb", "block_bytes", 16 << 10),
+        ("block.metadata-blocksize", "8kb", "metadata_block_bytes", 8 << 10),
+        ("bloom-filter.bits-per-key", "12.0", "bloom_bits_per_key", 12),
+        ("bloom-filter.bits-per-key", 8.0, "bloom_bits_per_key", 8),
+        ("use-bloom-filter", "false", "bloom_bits_per_key", 0),
+        ("use-bloom-filter", True, "bloom_bits_per_key", 10),
+        ("compaction.style", "LEVEL", "compaction", "level"),
+        ("compaction.level.use-dynamic-size", False, "dynamic_level_bytes", False),
+        ("compaction.level.max-size-level-base", "256mb", "level_base_bytes", 256 << 20),
+        ("compaction.level.target-file-size-base", "64mb", "target_file_bytes", 64 << 20),
+        (
+            "compression.per.level",
+            "NO_COMPRESSION;LZ4_COMPRESSION;ZSTD_COMPRESSION",
+            "compression_per_level",
+            ("none", "lz4", "zstd"),
+        ),
+        ("compression.per.level", ["SNAPPY_COMPRESSION"], "compression_per_level", ("snappy",)),
+    ],
+)
+def test_flink_keys_set_fields_of_rocksdb(key: str, value: object, field: str, stored: object) -> None:
+    config = Config.from_mapping({**DIR, f"state.backend.rocksdb.{key}": value})
+    assert config.rocksdb == RocksDBOptions.of({field: stored})
+
+
+def test_rocksdb_is_set_by_options_by_a_profile_or_by_a_mapping() -> None:
+    options = RocksDBOptions(background_jobs=4, open_files=-1)
+    assert Config(checkpoint_dir="ckpt", rocksdb=options).rocksdb == options
+    assert Config(checkpoint_dir="ckpt", rocksdb="ssd").rocksdb == options
+    assert Config(checkpoint_dir="ckpt", rocksdb={"background_jobs": 4, "open_files": "-1"}).rocksdb == options
+    assert Config(checkpoint_dir="ckpt").rocksdb == RocksDBOptions()
+    assert Config(checkpoint_dir="ckpt", rocksdb={"profile": "ssd", "block_bytes": "8kb"}).rocksdb == RocksDBOptions.of(
+        {**PROFILES["ssd"], "block_bytes": 8192}
+    )
+
+
+def test_single_fields_go_over_a_profile(tmp_path: Path) -> None:
+    expected = RocksDBOptions.of({"profile": "ssd", "open_files": 100, "block_bytes": 8192})
+    flat = {
+        **DIR,
+        "rocksdb.open_files": 100,
+        "state.backend.rocksdb.block.blocksize": "8kb",
+        "state.backend.rocksdb.predefined-options": "FLASH_SSD_OPTIMIZED",
+        "state.backend.rocksdb.memory.managed": "true",
+    }
+    assert Config.from_mapping(flat).rocksdb == expected
+    file = tmp_path / "strandline.yaml"
+    file.write_text("checkpoint_dir: c\nrocksdb:\n  profile: ssd\n  open_files: 100\n  block_bytes: 8kb\n")
+    assert Config.load(file).rocksdb == expected
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"rocksdb": "sdd"}, "there is no profile 'sdd' of RocksDB; allowed: .*\"ssd\""),
+        ({"rocksdb": {"profile": "sdd"}}, "there is no profile 'sdd'"),
+        ({"rocksdb": {"open_file": 5}}, "unknown option 'rocksdb.open_file'.*'rocksdb.open_files'"),
+        ({"rocksdb": {"open_files": 5}}, r"^rocksdb.open_files = 5 is not valid .*allowed: -1 \(all"),
+        ({"rocksdb.open_files": 5}, "^rocksdb.open_files = 5 is not valid"),
+        (
+            {"state.backend.rocksdb.thread.num": "many"},
+            r"^state.backend.rocksdb.thread.num \(option rocksdb.background_jobs\) = 'many' is not valid",
+        ),
+        ({"state.backend.rocksdb.compaction.style": "FIFO"}, 'rocksdb.compaction.* = \'FIFO\'.*"universal" or "level"'),
+        ({"state.backend.rocksdb.use-bloom-filter": "maybe"}, "use-bloom-filter = 'maybe'.*true or false"),
+        ({"state.backend.rocksdb.memory.managed": "false"}, "allowed: true"),
+        ({"state.backend.rocksdb.thread.nums": 1}, "nearest one is 'state.backend.rocksdb.thread.num'"),
+        ({"rocksdb.open_files": 50, "state.backend.rocksdb.files.open": 60}, "set the same option, rocksdb.open_files"),
+        ({"rocksdb.write_buffers": 2, "rocksdb.write_buffers_to_merge": 2}, "less than rocksdb.write_buffers = 2"),
+    ],
+)
+def test_a_wrong_setting_of_rocksdb_is_named(mapping: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Config.from_mapping({**DIR, **mapping})
+
+
+def test_a_factory_is_a_function_or_names_one() -> None:
+    config = Config(checkpoint_dir="ckpt", rocksdb_factory=build)
+    assert config.rocksdb_factory is build
+    assert config.to_mapping()["rocksdb_factory"] == f"{__name__}:build"
+    named = Config(checkpoint_dir="ckpt", rocksdb_factory="package.tuning:build")
+    assert Config.from_mapping(named.to_mapping()) == named
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -498,6 +603,9 @@ configs = st.builds(
     batch_interval=st.none() | positive,
     state_backend=st.sampled_from(["heap", "rocksdb", "hashmap"]),
     state_memory=st.integers(1 << 20, 1 << 50) | st.integers(1, 4096).map(lambda n: f"{n}mb"),
+    rocksdb=st.sampled_from(
+        [*PROFILES, {"compression_per_level": ["none", "zstd"]}, RocksDBOptions(rate_limit_bytes=1 << 20)]
+    ),
     incremental=st.booleans(),
     changelog=st.booleans(),
     changelog_dir=st.none() | texts,
@@ -553,5 +661,5 @@ def test_the_reference_in_docs_is_up_to_date() -> None:
 
 def test_the_reference_has_a_row_for_every_option() -> None:
     rows = [line for line in reference_markdown().splitlines() if line.startswith("| `")]
-    assert [row.split("`")[1] for row in rows] == list(OPTIONS)
+    assert [row.split("`")[1] for row in rows] == [*OPTIONS, *SETTINGS]
     assert all(row.count(" | ") == 4 for row in rows)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from strandline.operators.window_specs import session, sliding, tumbling
     from strandline.runtime.recoveries import Recovery, Rescaling
     from strandline.sinks import ForeachBatchSink, ParquetSink
+    from strandline.state.rocksdb_options import RocksDBOptions
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ __all__ = [
     "ProcessContext",
     "Recovery",
     "Rescaling",
+    "RocksDBOptions",
     "StrandlineError",
     "Stream",
     "SubtaskStats",
@@ -96,6 +98,7 @@ _HOMES = {
     "Rescaling": "strandline.runtime.recoveries",
     "ForeachBatchSink": "strandline.sinks",
     "ParquetSink": "strandline.sinks",
+    "RocksDBOptions": "strandline.state.rocksdb_options",
 }
 """Where each name lives. It is imported when it is first asked for: the processes of a run import this package, too,
 and a slot that need not load all of it, and pandas, is back sooner after a failure."""

@@ -108,7 +108,7 @@ class Option(Generic[In, Out]):
             return "required"
         if self.default is None:
             return self.unset
-        if isinstance(self.default, Mapping):
+        if isinstance(self.default, (Mapping, tuple)):
             return "empty"
         return f"`{str(self.default).lower() if isinstance(self.default, bool) else self.default}`"
 
@@ -213,17 +213,23 @@ def parse_size(value: object) -> int:
     raise ValueError
 
 
-def size(*, at_least: int) -> Kind[SizeLike, int]:
+def size(*, at_least: int, at_most: int | None = None) -> Kind[SizeLike, int]:
     """A size, stored as bytes."""
 
     def parse(value: object) -> int:
         count = parse_size(value)
         if count < at_least:
             raise ValueError("too small")
+        if at_most is not None and count > at_most:
+            raise ValueError("too large")
         return count
 
-    floor = f"{at_least >> 20}mb" if at_least >= 1 << 20 else f"{at_least} bytes"
-    return Kind("size", f'a size of at least {floor}, like "512mb" or "1gb", or a number of bytes', parse)
+    limits = f"a size of at least {_shown(at_least)}" + (f" and at most {_shown(at_most)}" if at_most else "")
+    return Kind("size", f'{limits}, like "512mb" or "1gb", or a number of bytes', parse)
+
+
+def _shown(count: int) -> str:
+    return f"{count >> 20}mb" if count >= 1 << 20 else f"{count} bytes"
 
 
 # --- plain values --------------------------------------------------------------------------------
@@ -245,8 +251,8 @@ def integer(low: int, high: int | None = None, note: str = "") -> Kind[int, int]
     return Kind("int", f"{limits}{note}", parse)
 
 
-def number(at_least: float) -> Kind[float, float]:
-    """A finite number."""
+def number(at_least: float, at_most: float = math.inf) -> Kind[float, float]:
+    """A finite number in `at_least..at_most`."""
 
     def parse(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
@@ -255,11 +261,12 @@ def number(at_least: float) -> Kind[float, float]:
             result = float(value)
         except ValueError:
             raise ValueError from None
-        if not math.isfinite(result) or result < at_least:
+        if not math.isfinite(result) or not at_least <= result <= at_most:
             raise ValueError("out of range")
         return result
 
-    return Kind("float", f"a number, {at_least} or more", parse)
+    limits = f"a number from {at_least} to {at_most}" if at_most < math.inf else f"a number, {at_least} or more"
+    return Kind("float", limits, parse)
 
 
 def _parse_flag(value: object) -> bool:

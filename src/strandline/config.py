@@ -10,13 +10,14 @@ import difflib
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
 from strandline import _options as kinds
 from strandline._options import REQUIRED, DurationLike, Option, SizeLike, option
 from strandline.errors import ConfigError, UnknownOptionError
+from strandline.state.rocksdb_options import PROFILES, SETTINGS, RocksDBOptions
 
 if TYPE_CHECKING:
     from typing import Self
@@ -31,6 +32,29 @@ Choice = Option[str, str]
 Location = Option[kinds.PathLike, str]
 OptionalLocation = Option[kinds.PathLike | None, str | None]
 
+RocksDBLike = RocksDBOptions | str | Mapping[str, object]
+RocksDBFactory = Callable[..., Any]
+
+
+def _parse_factory(value: object) -> RocksDBFactory | str:
+    if isinstance(value, str):
+        module, _, function = value.partition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), *function.split("."))):
+            raise ValueError
+        return value
+    if not callable(value):
+        raise ValueError
+    return cast(RocksDBFactory, value)
+
+
+_ROCKSDB: kinds.Kind[RocksDBLike, RocksDBOptions] = kinds.Kind(
+    "`RocksDBOptions`, name of a profile, or mapping",
+    f"a RocksDBOptions, a profile ({', '.join(PROFILES)}), or a mapping of options to values",
+    RocksDBOptions.of,
+)
+_FACTORY: kinds.Kind[RocksDBFactory | str, RocksDBFactory | str] = kinds.Kind(
+    "function", 'a function of (rocksdict.Options, info), or the text "module:function" that names one', _parse_factory
+)
 _POSITIVE = kinds.duration()
 _BACKENDS = {
     "hashmap": "heap",
@@ -136,6 +160,21 @@ class Config:
         kinds.size(at_least=1 << 20),
         keys=("taskmanager.memory.managed.size",),
         doc="Memory for state per executor, divided among its slots; RocksDB's cache and write buffers get two thirds.",
+    )
+    rocksdb: Option[RocksDBLike, RocksDBOptions] = option(
+        "default",
+        _ROCKSDB,
+        keys=("state.backend.rocksdb.predefined-options",),
+        doc="Settings of RocksDB, see below: all of them, a profile (`default`, `spinning-disk`, "
+        "`spinning-disk-high-memory` or `ssd`; Flink's names, too), or a mapping of some, with a `profile` to begin "
+        "with.",
+    )
+    rocksdb_factory: Option[RocksDBFactory | str | None, RocksDBFactory | str | None] = option(
+        None,
+        kinds.optional(_FACTORY),
+        keys=("state.backend.rocksdb.options-factory",),
+        doc="Function that changes RocksDB's own options before a slot opens a database, or `module:function`.",
+        unset="none",
     )
     batch_memory: Size = option(
         "128mb",
@@ -386,9 +425,11 @@ class Config:
         return self._build({**{name: getattr(self, name) for name in OPTIONS}, **changes})
 
     def to_mapping(self) -> dict[str, object]:
-        """Our option names with plain JSON values; `from_mapping` gives an equal config back."""
-        values: dict[str, object] = {name: getattr(self, name) for name in OPTIONS}
-        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+        """Our option names with plain JSON values; `from_mapping` gives an equal config back.
+
+        A `rocksdb_factory` that was given as a function is named as `module:function`.
+        """
+        return {name: _plain(getattr(self, name)) for name in OPTIONS}
 
     @classmethod
     def _build(cls, values: Mapping[str, object]) -> Self:
@@ -401,7 +442,7 @@ OPTIONS: Mapping[str, Option[object, object]] = {
 }
 """Every option by its name."""
 
-_BY_KEY = {key: opt for opt in OPTIONS.values() for key in (opt.name, *opt.keys)}
+_BY_KEY = {key: opt for opt in (*OPTIONS.values(), *SETTINGS.values()) for key in (opt.name, *opt.keys)}
 
 _FIXED = {
     "state.backend.changelog.storage": "filesystem",
@@ -411,6 +452,7 @@ _FIXED = {
     "execution.checkpointing.mode": "exactly_once",
     "execution.checkpointing.unaligned": "false",
     "execution.checkpointing.unaligned.enabled": "false",
+    "state.backend.rocksdb.memory.managed": "true",
 }
 """Flink keys that choose what is always so here: accepted with this value, refused with others."""
 
@@ -425,6 +467,8 @@ _S3_KEYS = {
 }
 _PATH_STYLE = ("s3.path.style.access", "s3.path-style-access")
 _OWN_STORAGE = "storage_options."
+_OWN_ROCKSDB = "rocksdb."
+_USE_FILTERS = "state.backend.rocksdb.use-bloom-filter"
 
 
 def _read(mapping: Mapping[str, object]) -> dict[str, object]:
@@ -443,8 +487,10 @@ def _read(mapping: Mapping[str, object]) -> dict[str, object]:
             settings["virtual_hosted_style_request"] = str(value).strip().lower() != "true"
         elif key.startswith(_OWN_STORAGE):
             settings[key.removeprefix(_OWN_STORAGE)] = value
+        elif key == _USE_FILTERS:
+            continue
         elif key not in _BY_KEY:
-            raise _unknown(key, [*_BY_KEY, *_FIXED, *_S3_KEYS, *_PATH_STYLE])
+            raise _unknown(key, [*_BY_KEY, *_FIXED, *_S3_KEYS, *_PATH_STYLE, _USE_FILTERS])
         else:
             opt = _BY_KEY[key]
             stored = opt.read(value, key)
@@ -460,7 +506,32 @@ def _read(mapping: Mapping[str, object]) -> dict[str, object]:
     if settings:
         own = values.get("storage_options", {})
         values["storage_options"] = {**settings, **(own if isinstance(own, Mapping) else {})}
+    tuned = {name: values.pop(name) for name in list(values) if name.startswith(_OWN_ROCKSDB)}
+    if _USE_FILTERS in mapping and not _flag(_USE_FILTERS, mapping[_USE_FILTERS]):
+        tuned["rocksdb.bloom_bits_per_key"] = 0
+    if tuned:
+        profile = cast(RocksDBOptions, values.get("rocksdb", RocksDBOptions()))
+        changes: dict[str, Any] = {name.removeprefix(_OWN_ROCKSDB): value for name, value in tuned.items()}
+        values["rocksdb"] = dataclasses.replace(profile, **changes)
     return values
+
+
+def _flag(key: str, value: object) -> bool:
+    try:
+        return kinds.FLAG.parse(value)
+    except ValueError:
+        raise ConfigError(f"{key} = {value!r} is not valid; allowed: {kinds.FLAG.allowed}") from None
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, RocksDBOptions):
+        return value.to_mapping()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if callable(value):
+        named = value if hasattr(value, "__qualname__") else type(value)
+        return f"{named.__module__}:{named.__qualname__}"
+    return value
 
 
 def _unused_restart_keys(mapping: Mapping[str, object]) -> set[str]:
@@ -476,11 +547,12 @@ def _unused_restart_keys(mapping: Mapping[str, object]) -> set[str]:
 
 
 def _flatten(content: Mapping[object, object], prefix: str = "") -> dict[str, object]:
-    """Nested keys joined with dots; the object store's own settings are left as they are."""
+    """Nested keys joined with dots; the settings of the object store and of RocksDB are left as they are."""
     flat: dict[str, object] = {}
     for part, value in content.items():
         key = f"{prefix}{part}"
-        nested = _flatten(value, f"{key}.") if isinstance(value, Mapping) and key != "storage_options" else {key: value}
+        nests = isinstance(value, Mapping) and key not in ("storage_options", "rocksdb")
+        nested = _flatten(cast("Mapping[object, object]", value), f"{key}.") if nests else {key: value}
         for name, leaf in nested.items():
             if name in flat:
                 raise ConfigError(f"{name} is set twice, once flat and once nested; keep one of them")
@@ -513,14 +585,35 @@ that names the nearest one.
 Flink keys that choose what is always so here are accepted with these values only:
 
 @fixed
+
+## RocksDB
+
+The fields of `RocksDBOptions`: `Config(rocksdb=RocksDBOptions(open_files=-1))`, `Config(rocksdb={"profile": "ssd",
+"block_bytes": "16kb"})`, or in a file as `rocksdb.open_files: -1` or under the Flink key. What the profiles are, and
+when to turn what: [Tuning RocksDB](operations.md#tuning-rocksdb). The heap backend ignores them.
+
+| field | type | default | Flink key | description |
+|---|---|---|---|---|
+@rocksdb
 """
 
 
 def reference_markdown() -> str:
     """The text of `docs/configuration.md`, made from the options themselves."""
+    parts = {
+        "@options": _rows(OPTIONS),
+        "@fixed": "\n".join(f"- `{key}`: `{value}`" for key, value in _FIXED.items()),
+        "@rocksdb": _rows(SETTINGS),
+    }
+    text = _REFERENCE
+    for place, part in parts.items():
+        text = text.replace(place, part)
+    return text
+
+
+def _rows(options: Mapping[str, Option[object, object]]) -> str:
     rows = []
-    for opt in OPTIONS.values():
+    for name, opt in options.items():
         keys = "<br>".join(f"`{key}`" for key in opt.keys) or "–"
-        rows.append(f"| `{opt.name}` | {opt.kind.name} | {opt.default_text} | {keys} | {opt.doc} |")
-    fixed = [f"- `{key}`: `{value}`" for key, value in _FIXED.items()]
-    return _REFERENCE.replace("@options", "\n".join(rows)).replace("@fixed", "\n".join(fixed))
+        rows.append(f"| `{name}` | {opt.kind.name} | {opt.default_text} | {keys} | {opt.doc} |")
+    return "\n".join(rows)

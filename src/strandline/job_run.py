@@ -99,7 +99,7 @@ class JobRun:
         return self._run.processes()
 
     def figures(self) -> dict[str, Any]:
-        """Counts of the run: generation, batches, restarts, repeated rounds, replaced slots, state size."""
+        """Counts of the run: generation, batches, restarts, repeated rounds, replaced slots, state size and memory."""
         return self._run.figures()
 
 

@@ -238,13 +238,6 @@ class Cluster:
         for index in indices:
             self._incarnations[index] = self._incarnations.get(index, 0) + 1
             memory = max(16 << 20, deployment.backend.memory_bytes // share[homes[index]])
-            backend = BackendSettings(
-                deployment.backend.kind,
-                memory,
-                deployment.backend.batch_memory,
-                deployment.backend.incremental,
-                deployment.backend.compression,
-            )
             key_groups = key_group_range(index, deployment.parallelism, deployment.max_parallelism)
             spec = SlotSpec(
                 run=self.run,
@@ -253,7 +246,7 @@ class Cluster:
                 incarnation=self._incarnations[index],
                 parallelism=deployment.parallelism,
                 max_parallelism=deployment.max_parallelism,
-                backend=backend,
+                backend=msgspec.structs.replace(deployment.backend, memory_bytes=memory),
                 operators=list(deployment.operators),
                 restore=overlapping(base.states, key_groups),
                 restore_batch=base.batch,

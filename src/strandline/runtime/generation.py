@@ -30,6 +30,7 @@ from strandline.runtime.cluster import Base, Cluster, Deployment
 from strandline.runtime.messages import BackendSettings, OperatorSpec
 from strandline.runtime.plan import Graph, Wiring
 from strandline.runtime.recoveries import Recovery, slot_recovery
+from strandline.runtime.rocksdb_factory import pickle_factory
 from strandline.runtime.spark_position import capture, seed, with_watermark
 from strandline.runtime.takeover import Claim, Restore, Wanted, take_over
 from strandline.sinks import ParquetSink
@@ -70,6 +71,7 @@ class Generation:
         cluster: Cluster,
         scratch: Path,
         clock: Clock,
+        state_memory: int,
     ) -> None:
         self.number = number
         self.parallelism = parallelism
@@ -82,6 +84,7 @@ class Generation:
         self._cluster = cluster
         self._scratch = scratch
         self._clock = clock
+        self._state_memory = state_memory
 
     @classmethod
     def open(
@@ -123,6 +126,7 @@ class Generation:
             can_withdraw=all(isinstance(sink, ParquetSink) for _node, sink in graph.sinks),
             restore=restore,
         )
+        backend = _backend_settings(config)
         began = time.time()
         while True:
             claim = take_over(storage, cluster.run.storage, wanted, after)
@@ -132,7 +136,7 @@ class Generation:
             log.info("job %s: generation %d from %s", job, generation, start)
             coordinator = _coordinator(config, claim, subtasks, history)
             try:
-                rebuilt = cluster.deploy(_deployment(config, graph, claim, parallelism, rescale))
+                rebuilt = cluster.deploy(_deployment(config, backend, graph, claim, parallelism, rescale))
                 break
             except DamagedFileError as error:
                 if restored is None or not claim.owned or wanted.restore is not None:
@@ -209,7 +213,17 @@ class Generation:
                 return writer.start()
 
         return cls(
-            generation, parallelism, opened, query, start_again, batch_function, checkpoints, cluster, scratch, clock
+            generation,
+            parallelism,
+            opened,
+            query,
+            start_again,
+            batch_function,
+            checkpoints,
+            cluster,
+            scratch,
+            clock,
+            config.state_memory,
         )
 
     # --- watching --------------------------------------------------------------------------------
@@ -290,9 +304,12 @@ class Generation:
 
     def figures(self) -> dict[str, Any]:
         rows = late = state = memory = 0
+        budgets, used = [], []
         for answer in self._cluster.try_fan("figures", None, timeout=5.0).values():
             if not isinstance(answer, StrandlineError):
-                for figures in answer.values():
+                budgets.append(answer["budget_bytes"])
+                used.append(answer["used_bytes"])
+                for figures in answer["operators"].values():
                     rows += figures["rows"]
                     late += figures["late_rows"]
                     state += figures["state_bytes"]
@@ -306,6 +323,12 @@ class Generation:
             "late_rows": late,
             "state_bytes": state,
             "state_memory_bytes": memory,
+            "state_memory": {
+                "executor_budget_bytes": self._state_memory,
+                "slot_budget_bytes": min(budgets, default=0),
+                "used_bytes": sum(used),
+                "most_used_bytes": max(used, default=0),
+            },
             **({"changelog": changelog} if changelog else {}),
         }
 
@@ -353,18 +376,27 @@ def _coordinator(
     return coordinator
 
 
-def _deployment(config: Config, graph: Graph, claim: Claim, parallelism: int, rescale: bool) -> Deployment:
+def _backend_settings(config: Config) -> BackendSettings:
+    factory = config.rocksdb_factory
+    return BackendSettings(
+        config.state_backend,
+        config.state_memory,
+        config.batch_memory,
+        config.incremental,
+        config.snapshot_compression,
+        config.rocksdb,
+        pickle_factory(factory) if factory is not None and config.state_backend == "rocksdb" else None,
+    )
+
+
+def _deployment(
+    config: Config, backend: BackendSettings, graph: Graph, claim: Claim, parallelism: int, rescale: bool
+) -> Deployment:
     return Deployment(
         generation=claim.generation,
         parallelism=parallelism,
         max_parallelism=config.max_parallelism,
-        backend=BackendSettings(
-            config.state_backend,
-            config.state_memory,
-            config.batch_memory,
-            config.incremental,
-            config.snapshot_compression,
-        ),
+        backend=backend,
         operators=tuple(OperatorSpec(operator.uid, pickle_operator(operator)) for operator in graph.operators),
         base=Base(
             claim.restored_batch,

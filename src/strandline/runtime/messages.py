@@ -9,6 +9,7 @@ import msgspec
 from strandline.checkpoint.batch import first_batch
 from strandline.checkpoint.metadata import StateFile, SubtaskState
 from strandline.state.keys import key_group_range
+from strandline.state.rocksdb_options import RocksDBOptions
 
 
 def batch_id(generation: int, spark_batch: int) -> int:
@@ -24,6 +25,9 @@ class BackendSettings(msgspec.Struct, frozen=True):
     batch_memory: int
     incremental: bool
     compression: str
+    rocksdb: RocksDBOptions = RocksDBOptions()
+    rocksdb_factory: bytes | None = None
+    """The user's function that changes RocksDB's options, pickled."""
 
     @property
     def shares_files(self) -> bool:

@@ -20,6 +20,7 @@ from strandline.operators.base import Operator
 from strandline.runtime.local_copies import find_copy
 from strandline.runtime.local_files import Base, OperatorFolder, SnapshotMarker
 from strandline.runtime.messages import Rebuilt, SlotSpec, StorageSettings
+from strandline.runtime.rocksdb_factory import tuning
 from strandline.state.backend import StateBackend
 from strandline.state.disk import disk_full_names
 from strandline.state.factory import RestoredFile, load_snapshot, open_backend
@@ -45,7 +46,8 @@ def rebuild(
     """The operator's state at `spec.decided_batch`, from the newest base that works: local files, else durable ones.
 
     Raises `SegmentsLostError` when the files that lead there are gone, `DamagedFileError` when the checkpoint is bad,
-    `IncompatibleCheckpointError` when it holds a state that the operator declares differently.
+    `IncompatibleCheckpointError` when it holds a state that the operator declares differently, `UserCodeError` or
+    `ConfigError` when the user's `rocksdb_factory` fails or does what state would not bear.
     """
     folder.clear_databases(spec.incarnation)
     durable = [state for state in spec.restore if state.operator == operator.uid]
@@ -58,7 +60,7 @@ def rebuild(
     for base in bases:
         started = time.monotonic()
         try:
-            backend, source = _open_base(spec, folder, base, durable, memory)
+            backend, source = _open_base(spec, operator, folder, base, durable, memory)
         except (OSError, DamagedFileError) as error:
             if base.snapshot is None and not base.segments and not base.log:
                 raise  # the checkpoint itself is damaged: nothing older can help here
@@ -77,7 +79,12 @@ def rebuild(
 
 
 def _open_base(
-    spec: SlotSpec, folder: OperatorFolder, base: Base, durable: Sequence[SubtaskState], memory: RocksDBMemory | None
+    spec: SlotSpec,
+    operator: Operator,
+    folder: OperatorFolder,
+    base: Base,
+    durable: Sequence[SubtaskState],
+    memory: RocksDBMemory | None,
 ) -> tuple[StateBackend, _Source]:
     source = _Source()
     if base.snapshot is not None:
@@ -95,6 +102,8 @@ def _open_base(
         compression=spec.backend.compression,
         restored_files=first.files,
         key_groups=groups if first.beyond else None,
+        options=spec.backend.rocksdb,
+        tune=tuning(spec, operator.uid, memory),
     )
     try:
         for part in parts[1:]:

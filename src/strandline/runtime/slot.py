@@ -26,6 +26,7 @@ from strandline.errors import StaleAttemptError, StrandlineError
 from strandline.operators.base import Operator, SubtaskInfo
 from strandline.runtime.local_files import OperatorFolder, slot_folder, socket_folder
 from strandline.runtime.messages import (
+    BackendSettings,
     BatchTime,
     ExchangeHeader,
     OperatorSpec,
@@ -58,16 +59,15 @@ class Slot:
         self.rebuilt: list[Rebuilt] = []
         self._manager: Client | None = None
         self._teller = ThreadPoolExecutor(1, thread_name_prefix="teller") if spec.run.changelog else None
-        budget = int(spec.backend.memory_bytes * ROCKSDB_SHARE)
-        memory = RocksDBMemory(budget) if spec.backend.kind == "rocksdb" else None
-        self.operators = {op.uid: self._open(number, op, memory) for number, op in enumerate(spec.operators)}
+        self._memory = _rocksdb_memory(spec.backend) if spec.backend.kind == "rocksdb" else None
+        self.operators = {op.uid: self._open(number, op) for number, op in enumerate(spec.operators)}
 
-    def _open(self, number: int, op: OperatorSpec, memory: RocksDBMemory | None) -> OperatorSlot:
+    def _open(self, number: int, op: OperatorSpec) -> OperatorSlot:
         spec = self.spec
         operator: Operator = pickle.loads(op.blob)
         operator.open(SubtaskInfo(spec.run.job, op.uid, spec.index, spec.parallelism, spec.max_parallelism))
         folder = OperatorFolder(slot_folder(spec) / f"op-{number}")
-        backend, rebuilt = rebuild(spec, operator, folder, memory)
+        backend, rebuilt = rebuild(spec, operator, folder, self._memory)
         self.rebuilt.append(rebuilt)
         return OperatorSlot(operator, backend, folder, spec, self._tell_sealed)
 
@@ -137,8 +137,14 @@ class Slot:
             "failure": self._failure,
         }
 
-    def figures(self, _body: Any) -> dict[str, dict[str, int]]:
-        return {uid: op.figures() for uid, op in self.operators.items()}
+    def figures(self, _body: Any) -> dict[str, Any]:
+        """What each operator has done and holds, and what the slot's state takes of its memory."""
+        operators = {uid: op.figures() for uid, op in self.operators.items()}
+        if self._memory is not None:
+            used = self._memory.used_bytes()
+        else:
+            used = sum(figures["memory_bytes"] for figures in operators.values())
+        return {"operators": operators, "budget_bytes": self.spec.backend.memory_bytes, "used_bytes": used}
 
     def query(self, body: dict[str, Any]) -> bytes:
         """The state of one key, pickled; see `OperatorSlot.query`."""
@@ -229,6 +235,10 @@ class Slot:
         server.close()
         for op in self.operators.values():
             op.close()
+
+
+def _rocksdb_memory(backend: BackendSettings) -> RocksDBMemory:
+    return RocksDBMemory(int(backend.memory_bytes * ROCKSDB_SHARE), backend.rocksdb.write_buffer_share)
 
 
 def _input(reader: Any) -> Iterator[pa.RecordBatch]:

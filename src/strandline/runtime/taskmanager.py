@@ -135,7 +135,7 @@ class TaskManager:
     def start_slots(self, body: dict[str, Any]) -> dict[int, Any]:
         """Start a slot for every spec, in parallel; answers once they hold their state: where they are, and how."""
         here = self.server.address.pack()
-        copies = str(self._folder / "copies") if body["local"] else None
+        copies = str(self._folder / "copies") if body.get("local") else None
         specs = [
             msgspec.structs.replace(msgspec.convert(spec, SlotSpec), manager=here, copies=copies)
             for spec in body["specs"]

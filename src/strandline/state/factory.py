@@ -15,11 +15,13 @@ from strandline.state.chunks import chunked
 from strandline.state.disk import disk_full_names
 from strandline.state.full_snapshot import FULL_SNAPSHOT_NAME, KEY_GROUP_BYTES, read_full_snapshot
 from strandline.state.heap import HeapBackend
-from strandline.state.rocksdb import RocksDBBackend, RocksDBMemory, live_files
+from strandline.state.rocksdb import RocksDBBackend, RocksDBMemory, RocksDBOptions, live_files
+from strandline.state.rocksdb_tuning import Tune
 
 BACKENDS: Final = (RocksDBBackend.name, HeapBackend.name)
 _DEFAULT_MEMORY: Final = 64 << 20
 _MERGE_MEMORY: Final = 32 << 20
+_DEFAULT_OPTIONS: Final = RocksDBOptions()
 _BEYOND: Final = b"\xff" * (KEY_GROUP_BYTES + 1)
 """After every key: there are at most 32768 key groups."""
 
@@ -42,12 +44,15 @@ def open_backend(
     compression: str = "lz4",
     restored_files: Sequence[RestoredFile] = (),
     key_groups: range | None = None,
+    options: RocksDBOptions = _DEFAULT_OPTIONS,
+    tune: Tune | None = None,
 ) -> StateBackend:
     """A backend of `kind` in `directory`, empty or with the state of `restored_files`; what was there is replaced.
 
     A full snapshot opens in either backend, and so does an incremental one; only RocksDB opens the latter in place and
     goes on sharing its files. With `key_groups` the rest of the restored state is dropped. The restored files stay as
-    they are. Raises `DamagedFileError` when they cannot be used, `StorageFullError` when the disk is full.
+    they are. `options` and `tune` are those of `RocksDBBackend`. Raises `DamagedFileError` when the files cannot be
+    used, `StorageFullError` when the disk is full.
     """
     if kind not in BACKENDS:
         raise ConfigError(f"state_backend is {kind!r}; it must be one of {', '.join(BACKENDS)}")
@@ -59,11 +64,13 @@ def open_backend(
     else:
         budget = _DEFAULT_MEMORY if memory is None else memory
         if restored_files and not _is_full(restored_files):
-            rocksdb = _open_in_place(directory, restored_files, budget, incremental, compression)
+            rocksdb = _open_in_place(directory, restored_files, budget, incremental, compression, options, tune)
             if key_groups is not None:
                 _clip(rocksdb, key_groups)
             return rocksdb
-        backend = RocksDBBackend(directory, budget, incremental=incremental, compression=compression)
+        backend = RocksDBBackend(
+            directory, budget, incremental=incremental, compression=compression, options=options, tune=tune
+        )
     try:
         load_snapshot(backend, restored_files, directory.parent, key_groups)
     except BaseException:
@@ -103,13 +110,23 @@ def _open_in_place(
     memory: RocksDBMemory | int,
     incremental: bool = True,
     compression: str = "none",
+    options: RocksDBOptions = _DEFAULT_OPTIONS,
+    tune: Tune | None = None,
 ) -> RocksDBBackend:
     _lay_out(files, directory)
     restored = {file.name: file.identity for file in files if file.shared}
     try:
         if (known := live_files(directory)) != set(restored):
             raise StorageError(f"its MANIFEST names {sorted(known)}, the checkpoint has {sorted(restored)}")
-        return RocksDBBackend(directory, memory, incremental=incremental, compression=compression, restored=restored)
+        return RocksDBBackend(
+            directory,
+            memory,
+            incremental=incremental,
+            compression=compression,
+            restored=restored,
+            options=options,
+            tune=tune,
+        )
     except StorageFullError:
         raise
     except StorageError as error:

@@ -15,11 +15,12 @@ from weakref import WeakSet
 
 from rocksdict import AccessType, Checkpoint, Options, Rdict, ReadOptions, WriteBatch
 
-from strandline.errors import StorageError
+from strandline.errors import ConfigError, StorageError, StorageFullError
 from strandline.state.backend import Snapshot, SnapshotFile, StateBackend
 from strandline.state.disk import disk_full_names, is_disk_full
 from strandline.state.full_snapshot import FULL_SNAPSHOT_NAME, write_full_snapshot
 from strandline.state.rocksdb_options import RocksDBMemory, RocksDBOptions, bounded, without_log
+from strandline.state.rocksdb_tuning import Tune, check_tuned
 
 __all__ = ["RocksDBBackend", "RocksDBMemory", "RocksDBOptions"]
 
@@ -32,6 +33,7 @@ A merge begins with files, and without frequent checkpoints nothing else would f
 _SHORT_SCAN: Final = 32
 _READER_MEMORY: Final = 16 << 20
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+_DEFAULTS: Final = RocksDBOptions()
 _READ_WRITE: Final = AccessType.read_write()
 _Items = Iterator[tuple[bytes, bytes]]
 
@@ -53,15 +55,17 @@ class RocksDBBackend(StateBackend):
         incremental: bool = True,
         compression: str = "lz4",
         restored: Mapping[str, str] = _NOTHING,
-        options: RocksDBOptions | None = None,
+        options: RocksDBOptions = _DEFAULTS,
+        tune: Tune | None = None,
     ) -> None:
         """Open the database in `directory`, or make an empty one; `compression` is that of full snapshots.
 
-        Raises `StorageError` when RocksDB refuses: the files are damaged, or another process has them open.
+        `tune` has the last word on RocksDB's options. Raises `StorageError` when RocksDB refuses: the files are
+        damaged, or another process has them open; `ConfigError` when RocksDB or state does not bear what `tune` did.
         """
         self._directory = directory
         self._owns_memory = isinstance(memory, int)
-        self._memory = RocksDBMemory(memory) if isinstance(memory, int) else memory
+        self._memory = RocksDBMemory(memory, options.write_buffer_share) if isinstance(memory, int) else memory
         self._incremental = incremental
         self._compression = compression
         self._restored = dict(restored)
@@ -71,7 +75,10 @@ class RocksDBBackend(StateBackend):
         self._closed = False
         self.open_id = uuid4().hex
         directory.mkdir(parents=True, exist_ok=True)
-        self._db = _open(directory, (options or RocksDBOptions()).to_options(self._memory))
+        if tune is None:
+            self._db = _open(directory, options.to_options(self._memory))
+        else:
+            self._db = _open_tuned(directory, options, self._memory, tune)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         found: list[bytes | None] = []
@@ -156,7 +163,7 @@ def live_files(directory: Path) -> set[str]:
     RocksDB takes a MANIFEST that was cut short for the end of its history, and would silently open an older state.
     Raises `StorageError` when the database cannot be opened.
     """
-    db = _open(directory, RocksDBOptions().to_options(RocksDBMemory(_READER_MEMORY)), AccessType.read_only())
+    db = _open(directory, _DEFAULTS.to_options(RocksDBMemory(_READER_MEMORY)), AccessType.read_only())
     try:
         return {str(file["name"]).lstrip("/") for file in db.live_files()}
     finally:
@@ -166,11 +173,30 @@ def live_files(directory: Path) -> set[str]:
 def _open(directory: Path, options: Options, access: AccessType = _READ_WRITE) -> Rdict:
     with disk_full_names(directory):
         try:
-            return Rdict(str(directory), options, access_type=access)
+            # Named as the column family's, too: else rocksdict (0.3.29) opens what exists with the options and a small
+            # cache of its own that it finds in the folder, and ours count for nothing but the database as a whole.
+            return Rdict(str(directory), options, {"default": options}, access)
         except Exception as error:
             if is_disk_full(error):
                 raise
             raise StorageError(f"RocksDB cannot open {directory}: {error}") from error
+
+
+def _open_tuned(directory: Path, options: RocksDBOptions, memory: RocksDBMemory, tune: Tune) -> Rdict:
+    tuned = tune(options.to_options(memory))
+    try:
+        db = _open(directory, tuned)
+    except StorageFullError:
+        raise
+    except StorageError as error:
+        _open(directory, options.to_options(memory)).close()  # raises if it is not the tuning but the files
+        raise ConfigError(f"with the options of rocksdb_factory, {error}; without them it can") from error
+    try:
+        check_tuned(directory)
+    except ConfigError:
+        db.close()
+        raise
+    return db
 
 
 def _long_scan(
@@ -220,7 +246,7 @@ class _FullSnapshot(Snapshot):
     def write(self) -> list[SnapshotFile]:
         if self._files is None:
             path = self._directory / FULL_SNAPSHOT_NAME
-            options = RocksDBOptions().to_options(RocksDBMemory(_READER_MEMORY))
+            options = _DEFAULTS.to_options(RocksDBMemory(_READER_MEMORY))
             db = _open(self._frozen, options, AccessType.read_only())
             try:
                 size = write_full_snapshot(path, cast(_Items, db.items()), self._compression)

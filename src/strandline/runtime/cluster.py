@@ -72,6 +72,8 @@ class Deployment:
     backend: BackendSettings
     operators: tuple[OperatorSpec, ...]
     base: Base = _NO_BASE
+    allow_non_restored: bool = False
+    """Whether restored states that their operator does not declare any more may be dropped."""
 
 
 @dataclass(slots=True)
@@ -254,6 +256,7 @@ class Cluster:
                 restore_owned=base.owned,
                 log=self._log.of(index),
                 log_complete=self._log.complete,
+                allow_non_restored=deployment.allow_non_restored,
             )
             work.setdefault(homes[index], []).append(spec)
 

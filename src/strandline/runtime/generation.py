@@ -91,6 +91,7 @@ class Generation:
         after: int | None,
         claimed: Callable[[int], None],
         restore: Restore | None = None,
+        allow_non_restored: bool = False,
         after_failure: StrandlineError | None = None,
     ) -> Generation:
         """Take the job over, restore `restore` or else its newest completed checkpoint, and start the query.
@@ -117,6 +118,7 @@ class Generation:
             sinks,
             can_withdraw=all(isinstance(sink, ParquetSink) for _node, sink in graph.sinks),
             restore=restore,
+            allow_non_restored=allow_non_restored,
         )
         began = time.time()
         while True:
@@ -127,7 +129,7 @@ class Generation:
             log.info("job %s: generation %d from %s", job, generation, start)
             coordinator = _coordinator(config, claim, subtasks, history)
             try:
-                rebuilt = cluster.deploy(_deployment(config, graph, claim, parallelism))
+                rebuilt = cluster.deploy(_deployment(config, graph, claim, parallelism, allow_non_restored))
                 break
             except DamagedFileError as error:
                 if restored is None or not claim.owned or wanted.restore is not None:
@@ -191,8 +193,8 @@ class Generation:
                 elif config.batch_interval is not None:
                     writer = writer.trigger(processingTime=f"{int(config.batch_interval * 1000)} milliseconds")
                 checkpoints.start()
-                if restored is None:
-                    batch_function.initialize(graph.initial_rows(wiring))
+                known = restored.operators if restored is not None else ()
+                batch_function.initialize(graph.initial_rows(wiring, known))
                 query = writer.start()
         except BaseException:
             checkpoints.close()
@@ -345,7 +347,9 @@ def _coordinator(
     return coordinator
 
 
-def _deployment(config: Config, graph: Graph, claim: Claim, parallelism: int) -> Deployment:
+def _deployment(config: Config, graph: Graph, claim: Claim, parallelism: int, allow_non_restored: bool) -> Deployment:
+    uids = {operator.uid for operator in graph.operators}
+    restored = plan_restore(claim.restored).values() if claim.restored else ()
     return Deployment(
         generation=claim.generation,
         parallelism=parallelism,
@@ -360,10 +364,11 @@ def _deployment(config: Config, graph: Graph, claim: Claim, parallelism: int) ->
         operators=tuple(OperatorSpec(operator.uid, pickle_operator(operator)) for operator in graph.operators),
         base=Base(
             claim.restored_batch,
-            tuple(plan_restore(claim.restored).values()) if claim.restored else (),
+            tuple(state for state in restored if state.operator in uids),
             claim.origin,
             claim.owned,
         ),
+        allow_non_restored=allow_non_restored,
     )
 
 

@@ -109,6 +109,8 @@ class SlotSpec(msgspec.Struct, frozen=True):
     """Whether they lead to `decided_batch`."""
     manager: list[Any] = []
     """The address of the slot's task manager."""
+    allow_non_restored: bool = False
+    """Whether states of `restore` that an operator does not declare any more may be dropped."""
 
     @property
     def key_groups(self) -> range:
@@ -147,6 +149,8 @@ class Rebuilt(msgspec.Struct, frozen=True):
     durable_bytes: int
     """What was read from durable storage."""
     duration_ms: float
+    changed: bool = False
+    """Whether the operator declares its states otherwise than the checkpoint: a later one cannot build on its files."""
 
 
 class Sealed(msgspec.Struct, frozen=True):

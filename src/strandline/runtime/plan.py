@@ -6,7 +6,7 @@ starts actions on the finished rows. A stream that is used twice is evaluated tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -152,14 +152,14 @@ class Graph:
             ),
         )
 
-    def initial_rows(self, wiring: Wiring) -> list[DataFrame]:
-        """Frames whose evaluation hands the initial state of a step to its slots."""
+    def initial_rows(self, wiring: Wiring, restored: Container[str]) -> list[DataFrame]:
+        """Frames whose evaluation hands the initial state of a step to its slots, for steps that are not `restored`."""
         return [
             _partitioned(node.initial, node.operator, wiring, marked=False).mapInArrow(
                 replace(_relay(node, wiring), marked=False, initial=True), recorded_struct(node.operator, node.output)
             )
             for node in self._nodes()
-            if isinstance(node, StatefulNode) and node.initial is not None
+            if isinstance(node, StatefulNode) and node.initial is not None and node.operator.uid not in restored
         ]
 
     def _written(self, node: Node, writer: ParquetWriter, wiring: Wiring, frames: dict[int, DataFrame]) -> DataFrame:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from strandline.changelog.merge import changes
 from strandline.checkpoint.metadata import FileHandle, StateFile, SubtaskState
-from strandline.errors import DamagedFileError, IncompatibleCheckpointError, NotFoundError, SegmentsLostError
+from strandline.errors import DamagedFileError, NotFoundError, SegmentsLostError
 from strandline.operators.base import Operator
+from strandline.operators.changed_states import StateChanges, state_changes
 from strandline.runtime.local_files import Base, OperatorFolder
 from strandline.runtime.messages import Rebuilt, SlotSpec, StorageSettings
 from strandline.state.backend import StateBackend
+from strandline.state.descriptors import StateDescriptor
 from strandline.state.disk import disk_full_names
 from strandline.state.factory import RestoredFile, open_backend
 from strandline.state.rocksdb import RocksDBMemory
@@ -48,7 +47,7 @@ def rebuild(
     """
     folder.clear_databases(spec.incarnation)
     durable = next((state for state in spec.restore if state.operator == operator.uid), None)
-    check_states(operator, durable)
+    changed = check_states(operator, operator.states(), durable, spec.allow_non_restored)
     problems: list[str] = []
     bases = folder.bases(spec.restore_batch, spec.decided_batch)
     if spec.log_complete and spec.decided_batch > spec.restore_batch:
@@ -56,7 +55,7 @@ def rebuild(
     for base in bases:
         started = time.monotonic()
         try:
-            backend, source = _open_base(spec, folder, base, durable, memory)
+            backend, source = _open_base(spec, folder, base, durable, changed, memory)
         except (OSError, DamagedFileError) as error:
             if base.snapshot is None and not base.segments and not base.log:
                 raise  # the checkpoint itself is damaged: nothing older can help here
@@ -64,7 +63,8 @@ def rebuild(
             continue
         finally:
             shutil.rmtree(folder.download(spec.incarnation), ignore_errors=True)
-        rebuilt = Rebuilt(operator.uid, source.local_bytes, source.durable_bytes, (time.monotonic() - started) * 1000)
+        duration_ms = (time.monotonic() - started) * 1000
+        rebuilt = Rebuilt(operator.uid, source.local_bytes, source.durable_bytes, duration_ms, bool(changed))
         log.info("at batch %d, from batch %d: %s", spec.decided_batch, base.batch, rebuilt)
         return backend, rebuilt
     raise SegmentsLostError(
@@ -75,11 +75,18 @@ def rebuild(
 
 
 def _open_base(
-    spec: SlotSpec, folder: OperatorFolder, base: Base, durable: SubtaskState | None, memory: RocksDBMemory | None
+    spec: SlotSpec,
+    folder: OperatorFolder,
+    base: Base,
+    durable: SubtaskState | None,
+    changed: StateChanges,
+    memory: RocksDBMemory | None,
 ) -> tuple[StateBackend, _Source]:
     source = _Source()
     files: list[RestoredFile] = []
-    segments: list[Path] = []
+    before: list[Path] = []
+    """Segments of the restored checkpoint, written under its own declarations of states."""
+    since: list[Path] = []
     if base.snapshot is not None:
         where = folder.snapshot(base.snapshot.checkpoint_id)
         for name, identity, size, shared in base.snapshot.files:
@@ -89,15 +96,14 @@ def _open_base(
             source.local_bytes += size
     else:
         restored = durable.files if durable is not None else ()
-        wanted = (*restored, *base.log)
         target = folder.download(spec.incarnation)
         fetched = _download(spec, durable, restored, spec.restore_storage or spec.run.storage, target)
+        files = [one for file, one in zip(restored, fetched, strict=True) if not file.is_log]
+        before = [one.path for file, one in zip(restored, fetched, strict=True) if file.is_log]
         if base.log:
-            fetched += _download(spec, durable, base.log, spec.run.storage, target / "log")
-        files = [one for file, one in zip(wanted, fetched, strict=True) if not file.is_log]
-        segments = [one.path for file, one in zip(wanted, fetched, strict=True) if file.is_log]
-        source.durable_bytes = sum(one.path.stat().st_size for one in fetched)
-    segments += base.segments
+            since = [one.path for one in _download(spec, durable, base.log, spec.run.storage, target / "log")]
+        source.durable_bytes = sum(path.stat().st_size for path in (*(one.path for one in fetched), *since))
+    since += base.segments
     source.local_bytes += sum(path.stat().st_size for path in base.segments)
     backend = open_backend(
         spec.backend.kind,
@@ -108,12 +114,21 @@ def _open_base(
         restored_files=files,
     )
     try:
-        for keys, values in changes(segments):
-            backend.apply(keys, values)
+        if changed and base.snapshot is None:
+            _apply(backend, before)
+            changed.apply(backend, spec.key_groups)
+            _apply(backend, since)
+        else:
+            _apply(backend, before + since)
     except BaseException:
         backend.close()
         raise
     return backend, source
+
+
+def _apply(backend: StateBackend, segments: Sequence[Path]) -> None:
+    for keys, values in changes(segments):
+        backend.apply(keys, values)
 
 
 def _download(
@@ -160,42 +175,13 @@ def fetch_file(storage: Storage, handle: FileHandle, target: Path) -> None:
         place.download(path, target)
 
 
-def check_states(operator: Operator, durable: SubtaskState | None) -> None:
-    """A state keeps its kind and schema for life. Raises `IncompatibleCheckpointError` where it does not."""
-    before = {str(state["name"]): state for state in durable.states} if durable is not None else {}
-    for state in operator.states():
-        now = msgspec.to_builtins(state)
-        known = before.get(state.name)
-        if known is not None and known != now:
-            remedy = (
-                "Use the aggregates that it had, or start a new job."
-                if state.kind == "aggregate"
-                else "Declare it as it was, or give the new state another name."
-            )
-            raise IncompatibleCheckpointError(
-                f"operator {operator.uid}: the checkpoint has the state {state.name!r} as {_described(known)}, the job "
-                f"declares {_described(now)}. {remedy}"
-            )
+def check_states(
+    operator: Operator, declared: Iterable[StateDescriptor], durable: SubtaskState | None, allow_non_restored: bool
+) -> StateChanges:
+    """What has to be done to a restored state so that it is as the operator declares it now.
 
-
-def _described(state: Mapping[str, Any]) -> str:
-    """A descriptor as a user would say it: its kind, and its columns rather than their JSON."""
-    parts = [f"{state['kind']} state"]
-    for label, name in (("keys", "key_schema"), ("columns", "schema")):
-        if state[name] is not None:
-            parts.append(f"{label} ({_columns(state[name])})")
-    if state["ttl_ms"] is not None:
-        parts.append(f"a time-to-live of {state['ttl_ms']} ms")
-    return ", ".join(parts)
-
-
-def _columns(schema: str) -> str:
-    try:
-        fields = msgspec.json.decode(schema)["fields"]
-        return ", ".join(f"{field['name']} {_type(field['type'])}" for field in fields)
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return schema
-
-
-def _type(type_: Any) -> str:
-    return type_ if isinstance(type_, str) else msgspec.json.encode(type_).decode()
+    Raises `IncompatibleCheckpointError` where that cannot be; see `state_changes`.
+    """
+    deleted = operator.deleted_states
+    before = durable.states if durable is not None else ()
+    return state_changes(operator.uid, before, declared, lambda name: allow_non_restored or name in deleted)

@@ -25,7 +25,7 @@ from strandline.errors import (
 from strandline.operators.base import Operator
 from strandline.runtime.joblog import JobLogStore
 from strandline.runtime.messages import StorageSettings
-from strandline.runtime.parquet_files import check_sink, recover_sink
+from strandline.runtime.parquet_files import check_sink, publish, recover_sink
 from strandline.runtime.rebuild import check_states
 from strandline.state.descriptors import StateDescriptor
 from strandline.storage import JobPaths, Storage, is_local, open_storage
@@ -177,6 +177,7 @@ def take_over(storage: Storage, settings: StorageSettings, wanted: Wanted, after
         _log_differences(wanted, found)
     for path, sink in wanted.sinks.items():
         recover_sink(sink, path, wanted.job, _as_sinks_see(found, wanted.job))
+    _publish_for_former_sinks(wanted, found, settings)
     return claim
 
 
@@ -343,6 +344,17 @@ def _log_differences(wanted: Wanted, metadata: CheckpointMetadata) -> None:
     for uid in wanted.uids:
         if uid not in metadata.operators:
             log.info("%s has no state of %s, which begins empty", what, uid)
+
+
+def _publish_for_former_sinks(wanted: Wanted, found: CheckpointMetadata | None, settings: StorageSettings) -> None:
+    """Rows that the checkpoint covers become visible also where the job does not write any more."""
+    if found is None or found.job != wanted.job:
+        return
+    for path in {file.sink for file in found.sink_files} - wanted.sinks.keys():
+        sink = open_storage(path, settings.options)
+        staged = [file for file in found.sink_files if file.sink == path and sink.exists(file.staged)]
+        if staged:
+            publish(sink, staged)
 
 
 def _as_sinks_see(metadata: CheckpointMetadata | None, job: str) -> CheckpointMetadata | None:

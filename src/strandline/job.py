@@ -92,7 +92,9 @@ class Job:
         if event_time is not None or watermark_delay is not None:
             frame = self._with_watermark(frame, event_time, watermark_delay)
         self._has_watermark |= event_time_column(frame.schema) is not None
-        return Stream(self, SourceNode(frame))
+        node = SourceNode(frame)
+        self._graph.sources.append(node)
+        return Stream(self, node)
 
     def _with_watermark(self, frame: DataFrame, event_time: str | None, delay: DurationLike | None) -> DataFrame:
         from pyspark.sql.types import TimestampNTZType, TimestampType

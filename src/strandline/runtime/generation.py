@@ -148,21 +148,6 @@ class Generation:
         clock = Clock(
             scratch, frozenset(operator.time_mode for operator in graph.operators), restored=restored is not None
         )
-        if restored is not None:
-            seed(restored.source, scratch, ticks=clock.ticks is not None)
-        # Inside the batch function nobody can wait for what Spark does after it.
-        patience = 5.0 if clock.ticks is not None and not config.checkpoint_every_batch else 0.0
-        guard = threading.RLock()
-        checkpoints = Checkpoints(
-            coordinator,
-            cluster,
-            claim,
-            JobShape(job, generation, parallelism, config.max_parallelism, operators),
-            lambda batch: capture(scratch, batch),
-            lambda position: with_watermark(scratch, position, patience),
-            guard,
-            config.checkpoint_timeout,
-        )
         wiring = Wiring(
             job,
             tuple(cluster.run.coordinator),
@@ -172,9 +157,27 @@ class Generation:
             dict(config.storage_options),
             clock.ticks,
         )
+        with _settings(spark):
+            rows, outlets = graph.build(wiring)
+        ticks = clock.ticks is not None
+        places = graph.source_places(rows, ticks)
+        if restored is not None:
+            seed(restored.source, scratch, ticks=ticks, places=places)
+        # Inside the batch function nobody can wait for what Spark does after it.
+        patience = 5.0 if ticks and not config.checkpoint_every_batch else 0.0
+        guard = threading.RLock()
+        checkpoints = Checkpoints(
+            coordinator,
+            cluster,
+            claim,
+            JobShape(job, generation, parallelism, config.max_parallelism, operators),
+            lambda batch: capture(scratch, batch, places),
+            lambda position: with_watermark(scratch, position, patience),
+            guard,
+            config.checkpoint_timeout,
+        )
         try:
             with _settings(spark):
-                rows, outlets = graph.build(wiring)
                 batch_function = BatchFunction(
                     cluster,
                     generation,

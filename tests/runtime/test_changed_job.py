@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import strandline as sl
@@ -73,7 +74,7 @@ class Seeded(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
         n = (self.count.get() or (0,))[0] + len(list(rows))
         self.count.update((n,))
-        yield (key[0], n)
+        yield Row(user=key[0], n=n)
 
     def close(self) -> None: ...
 

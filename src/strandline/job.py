@@ -92,7 +92,9 @@ class Job:
         if event_time is not None or watermark_delay is not None:
             frame = self._with_watermark(frame, event_time, watermark_delay)
         self._has_watermark |= event_time_column(frame.schema) is not None
-        return Stream(self, SourceNode(frame))
+        node = SourceNode(frame)
+        self._graph.sources.append(node)
+        return Stream(self, node)
 
     def _with_watermark(self, frame: DataFrame, event_time: str | None, delay: DurationLike | None) -> DataFrame:
         from pyspark.sql.types import TimestampNTZType, TimestampType
@@ -126,6 +128,7 @@ class Job:
         restore: str | os.PathLike[str] | None = None,
         parallelism: int | None = None,
         claim_mode: ClaimMode = "no_claim",
+        allow_non_restored_state: bool = False,
     ) -> JobRun:
         """Run the job, from its newest completed checkpoint if there is one.
 
@@ -137,6 +140,10 @@ class Job:
         on you may delete the original. With `"claim"`, for checkpoints in the job's own folder, it belongs to the job
         again: later checkpoints build on it, and the job deletes it when it is not retained any more. Rows that a
         `ParquetSink` of the job published after that checkpoint are withdrawn, and computed again.
+
+        The job may have changed since the checkpoint. New steps, and new states of a step, begin empty; the rows of a
+        state may have gained nullable columns. State of a step, or a state of a step, that the job does not have any
+        more is an error, unless `allow_non_restored_state`: then it is left out, and later checkpoints are without it.
         """
         if not self._graph.sinks:
             raise JobDefinitionError(f"job {self.name!r} has no sink; end a stream with .sink(...)")
@@ -152,6 +159,7 @@ class Job:
                 self._graph,
                 available_now=available_now,
                 restore=Restore(os.fspath(restore), claim_mode) if restore is not None else None,
+                allow_non_restored=allow_non_restored_state,
             )
         )
 
@@ -361,6 +369,7 @@ class KeyedStream:
                 "use a KeyedProcessor for those"
             )
         operator = ArrowProcessOperator(uid, processor, self._columns, self._stream.schema, output)
+        operator.check()
         return self._stateful(operator, tuple(self._stream.schema.names), operator.output_struct)
 
     # --- vectorised steps --------------------------------------------------------------------------

@@ -175,7 +175,8 @@ class Host:
         for spec in specs:
             slot = self.slots[spec.index] = HostedSlot(spec, self._sealed)
             if self.log is not None:
-                self.log.slot_opened(spec.index, {uid: op.described_states() for uid, op in slot.operators.items()})
+                states = {uid: op.described_states() for uid, op in slot.operators.items()}
+                self.log.slot_opened(spec, states, {one.operator for one in slot.rebuilt if one.changed})
 
     def _sealed(self, sealed: Sealed) -> None:
         if self.log is not None and self.hints:

@@ -18,7 +18,7 @@ from strandline.checkpoint import (
     check_compatible,
     plan_restore,
 )
-from strandline.checkpoint.restore import common_groups, overlapping
+from strandline.checkpoint.restore import common_groups, left_out, overlapping
 from strandline.checkpoint.retention import retain
 from strandline.errors import IncompatibleCheckpointError
 from strandline.state.keys import key_group_range
@@ -48,12 +48,29 @@ def checkpoint(**fields: Any) -> CheckpointMetadata:
     return CheckpointMetadata(**{**defaults, **fields})
 
 
-def check(job: str = "visits", operators: tuple[str, ...] = ("join", "count"), max_p: int = 128) -> None:
-    check_compatible(checkpoint(), job, operators, max_p)
+def check(
+    job: str = "visits",
+    operators: tuple[str, ...] = ("join", "count"),
+    max_p: int = 128,
+    allow: bool = False,
+) -> None:
+    check_compatible(checkpoint(), job, operators, max_p, allow_non_restored=allow)
 
 
 def test_the_same_job_fits_whatever_the_order_of_its_steps() -> None:
     check()
+
+
+def test_steps_may_be_added_and_with_leave_taken_away() -> None:
+    check(operators=("join", "count", "extra"))
+    for operators in (("count",), ("count", "extra"), ("extra",), ()):
+        check(operators=operators, allow=True)
+    assert left_out(checkpoint(), ["count", "extra"]) == ["join"]
+    assert left_out(checkpoint(), ["join", "count"]) == []
+
+
+def test_a_job_without_state_may_get_its_first_step() -> None:
+    check_compatible(checkpoint(operators=(), subtasks=()), "visits", ["count"], 128)
 
 
 @pytest.mark.parametrize(
@@ -61,10 +78,12 @@ def test_the_same_job_fits_whatever_the_order_of_its_steps() -> None:
     [
         ({"job": "clicks"}, ["Checkpoint 7", "'visits'", "'clicks'"]),
         ({"max_p": 256}, ["max_parallelism=128", "256", "life of a job's state", "new job"]),
-        ({"operators": ("count",)}, ["state of 'join'", "uid="]),
-        ({"operators": ("count", "join", "extra")}, ["the job has 'extra'", "uid="]),
-        ({"operators": ("count", "joined")}, ["'join'", "'joined'", "uid="]),
+        ({"operators": ("count",)}, ["state of 'join'", "uid=", "allow_non_restored_state=True"]),
+        ({"operators": ()}, ["state of 'count', 'join'", "no step in common"]),
+        ({"operators": ("count", "joined")}, ["'join'", "'joined'", "uid=", "allow_non_restored_state=True"]),
+        ({"operators": ("other",)}, ["the job has 'other'", "no step in common", "allow_non_restored_state=True"]),
         ({"operators": ("count", "join", "join")}, ["'join'", "more than once", "uid="]),
+        ({"operators": ("other",), "allow": True, "max_p": 256}, ["max_parallelism=128"]),
     ],
 )
 def test_a_job_of_another_shape_is_told_what_differs(arguments: dict[str, Any], texts: list[str]) -> None:

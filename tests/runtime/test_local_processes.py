@@ -8,6 +8,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -314,7 +315,7 @@ def test_an_upload_whose_local_files_cannot_be_read_is_declined(driver: Driver) 
         (report,) = msgspec.convert(slot.client.call("report", {"checkpoint": 1}), list[SnapshotReport])
         (manifest,) = [Path(path) for name, path, *_ in report.files if name.startswith("MANIFEST")]
         manifest.unlink()
-        manager._upload([slot], 1, time.time())
+        manager._upload([slot], 1, time.time(), partial(manager._uploader.upload, 1))
         assert [(body["checkpoint"], body["lost"]) for body in driver.declined] == [(1, False)]
         assert manifest.name in driver.declined[0]["reason"]
     finally:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.errors import CheckpointError
+from strandline.errors import CheckpointError, IncompatibleCheckpointError
 from strandline.runtime.spark_position import capture, seed
 
 COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
@@ -89,6 +89,32 @@ def test_several_sources_each_by_their_own_offset(tmp_path: Path) -> None:
         "sources/4/0",
         "sources/4/1",
     }
+
+
+def test_a_source_that_is_read_twice_has_one_line_and_the_plan_may_change(tmp_path: Path) -> None:
+    """Source 1 is read first, and twice; then the other way round, and source 0 three times."""
+    tick = {"tick": 9}
+    write(tmp_path / "old", {"offsets/5": offsets({"logOffset": 4}, {"logOffset": 4}, {"logOffset": 1}, tick)})
+    write(tmp_path / "old", {f"sources/0/{n}": b"one" for n in range(6)})
+    write(tmp_path / "old", {f"sources/1/{n}": b"zero" for n in range(3)})
+    position = capture(tmp_path / "old", 5, (1, 1, 0))
+    assert position.files == {
+        "offsets/5": offsets({"logOffset": 1}, {"logOffset": 4}, tick),
+        "commits/5": COMMIT,
+        **{f"sources/0/{n}": b"zero" for n in range(2)},
+        **{f"sources/1/{n}": b"one" for n in range(5)},
+    }
+    seed(position, tmp_path / "same", ticks=True, places=(1, 1, 0))
+    assert capture(tmp_path / "same", 5, (1, 1, 0)) == position
+    seed(position, tmp_path / "new", ticks=False, places=(0, 1, 0, 0))
+    seeded = read(tmp_path / "new")
+    zero, one = {"logOffset": 1}, {"logOffset": 4}
+    assert seeded["offsets/5"] == offsets(zero, one, zero, zero)
+    assert {name for name, data in seeded.items() if data == b"one"} == {f"sources/1/{n}" for n in range(5)}
+    without_tick = {**position.files, "offsets/5": offsets(zero, one)}
+    assert capture(tmp_path / "new", 5, (0, 1, 0, 0)).files == without_tick
+    with pytest.raises(IncompatibleCheckpointError, match="positions of 2 sources, the job reads 1"):
+        seed(position, tmp_path / "other", ticks=False, places=(0, 0))
 
 
 def test_a_source_without_files_is_fine(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from strandline.bench import changelog as rated
-from strandline.bench import coordinator, growth, operators, plot, report, spark_peer, value_state
+from strandline.bench import coordinator, growth, operators, plot, recovery, report, rescale, spark_peer, value_state
 from strandline.bench.rated_run import Mode, RatedWork, Settings
 from strandline.bench.rated_value_state import rated_value_state
 from strandline.bench.rated_window import WindowKeeping, rated_window
@@ -307,6 +307,64 @@ def growth_command(
     except StrandlineError as error:
         raise _failed(error) from None
     _print(result, as_json, growth.show)
+
+
+@app.command("rescale")
+def rescale_command(
+    keys: Annotated[int, typer.Option(help="Keys in state.")] = 2_000_000,
+    before: Annotated[int, typer.Option("--from", help="Subtasks that the state was made with.")] = 2,
+    after: Annotated[int, typer.Option("--to", help="Subtasks that it is restored with.")] = 4,
+    repeats: Annotated[int, typer.Option(help="Restores of each kind; the median counts.")] = 3,
+    value_bytes: Annotated[int, typer.Option(help="Size of a value.")] = 100,
+    memory: Annotated[str, typer.Option(help="Memory for state, all slots together.")] = "512mb",
+    changelog: Annotated[bool, typer.Option("--changelog/--no-changelog", help="Whether the changelog is on.")] = False,
+    peer: Annotated[PeerOrNone, typer.Option(help="Measure this as well, in the same run.")] = PeerOrNone.spark,
+    work_dir: Annotated[Path | None, typer.Option(help="Folder for input, state and output; emptied again.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """State restored at another parallelism next to a plain restore; a run rescaled while it goes on; Spark."""
+    with _errors_told():
+        parameters = rescale.Parameters(
+            keys=keys,
+            before=before,
+            after=after,
+            repeats=repeats,
+            value_bytes=value_bytes,
+            memory=memory,
+            changelog=changelog,
+            peer=peer is PeerOrNone.spark,
+        )
+        with ProgressOnStderr() as progress:
+            result = rescale.run(parameters, progress.say, work_dir)
+    _print(result, as_json, rescale.show)
+
+
+@app.command("recovery")
+def recovery_command(
+    keys: Annotated[int, typer.Option(help="Keys in state.")] = 2_000_000,
+    storage_rate: Annotated[float, typer.Option(help="Megabytes per second that storage gives, all in all.")] = 50.0,
+    repeats: Annotated[int, typer.Option(help="Restarts of each kind; the median counts.")] = 3,
+    value_bytes: Annotated[int, typer.Option(help="Size of a value.")] = 100,
+    memory: Annotated[str, typer.Option(help="Memory for state, all slots together.")] = "512mb",
+    parallelism: Annotated[int, typer.Option(help="Subtasks, and cores for Spark.")] = 2,
+    changelog: Annotated[bool, typer.Option("--changelog/--no-changelog", help="Whether the changelog is on.")] = False,
+    work_dir: Annotated[Path | None, typer.Option(help="Folder for input, state and output; emptied again.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """A restart from local copies next to one from a slow storage."""
+    with _errors_told():
+        parameters = recovery.Parameters(
+            keys=keys,
+            storage_mb_per_s=storage_rate,
+            repeats=repeats,
+            value_bytes=value_bytes,
+            memory=memory,
+            parallelism=parallelism,
+            changelog=changelog,
+        )
+        with ProgressOnStderr() as progress:
+            result = recovery.run(parameters, progress.say, work_dir)
+    _print(result, as_json, recovery.show)
 
 
 def _refuse(context: typer.Context, names: tuple[str, ...], why: str) -> None:

@@ -15,6 +15,8 @@ from strandline.state.segment import Chunk, read_table
 
 AT_ONCE_BYTES = 128 << 20
 """Segments are merged up to this size in memory; a longer log is merged in several steps."""
+NARROW_BYTES = 1 << 30
+"""A table up to this size fits into columns whose offsets have 32 bits."""
 READERS = 4
 
 _WIDE = pa.schema([pa.field("key", pa.large_binary(), nullable=False), pa.field("value", pa.large_binary())])
@@ -25,14 +27,17 @@ def merge(tables: Sequence[pa.Table]) -> pa.Table:
     """The last change of every key, in ascending order; later tables hold later changes."""
     if len(tables) == 1:
         return tables[0]
-    whole = pa.concat_tables(tables).cast(_WIDE).combine_chunks()
-    # A stable sort: of equal keys, the last one is the newest.
-    whole = whole.take(pc.sort_indices(whole, sort_keys=[("key", "ascending")])).combine_chunks()
+    whole = pa.concat_tables(tables)
+    if whole.nbytes > NARROW_BYTES:
+        whole = whole.cast(_WIDE)
+    whole = whole.combine_chunks()
     if whole.num_rows < 2:
         return whole
-    keys = whole.column("key").chunk(0)
-    last = pc.not_equal(keys.slice(0, len(keys) - 1), keys.slice(1))
-    return whole.filter(pa.concat_arrays([last, pa.array([True])]))
+    keys, values = (whole.column(name).chunk(0) for name in ("key", "value"))
+    order = pc.sort_indices(keys)  # stable: of equal keys, the last one is the newest
+    keys = keys.take(order)
+    last = pa.concat_arrays([pc.not_equal(keys.slice(0, len(keys) - 1), keys.slice(1)), pa.array([True])])
+    return pa.table([keys.filter(last), values.take(order.filter(last))], schema=whole.schema)
 
 
 def changes(segments: Sequence[Path], key_groups: range | None = None) -> Iterator[Chunk]:

@@ -16,11 +16,13 @@ def check_compatible(
     operators: Sequence[str],
     max_parallelism: int,
     any_job: bool = False,
+    allow_non_restored: bool = False,
 ) -> None:
     """Raise `IncompatibleCheckpointError` unless the job can go on from the checkpoint; the message says what differs.
 
-    `any_job` allows a checkpoint of a job with another name. Changes to an operator's states are found later, by the
-    slot that opens them.
+    `any_job` allows a checkpoint of a job with another name, `allow_non_restored` one with state that the job has no
+    operator for. Operators without state in the checkpoint begin empty. What has changed in an operator's states is not
+    looked at here.
     """
     what = f"{metadata.kind.capitalize()} {metadata.checkpoint_id}"
     if metadata.job != job and not any_job:
@@ -34,23 +36,28 @@ def check_compatible(
             f"Job {job!r}: the operator uids {_names(repeated)} are used more than once, so their state cannot be told "
             "apart. Give every stateful step its own uid=."
         )
-    missing = sorted(set(metadata.operators) - set(operators))
-    added = sorted(set(operators) - set(metadata.operators))
-    if missing or added:
-        sides = []
-        if missing:
-            sides.append(f"it has state of {_names(missing)}, which the job does not have")
+    missing = left_out(metadata, operators)
+    if missing and not allow_non_restored:
+        added = sorted(set(operators) - set(metadata.operators))
+        sides = [f"it has state of {_names(missing)}, which the job does not have"]
         if added:
             sides.append(f"the job has {_names(added)}, of which it has no state")
+        if set(missing) == set(metadata.operators):
+            sides.append("they have no step in common, so it may well be the checkpoint of another job")
         raise IncompatibleCheckpointError(
             f"{what} does not fit job {job!r}: {'; '.join(sides)}. If a step was renamed or moved, give it the uid it "
-            "had with uid=; if the steps are meant to differ, start a new job."
+            "had with uid=; to go on without that state, start with allow_non_restored_state=True."
         )
     if metadata.max_parallelism != max_parallelism:
         raise IncompatibleCheckpointError(
             f"{what} of job {job!r} has max_parallelism={metadata.max_parallelism}, the job {max_parallelism}. It is "
             f"fixed for the life of a job's state: use max_parallelism={metadata.max_parallelism}, or start a new job."
         )
+
+
+def left_out(metadata: CheckpointMetadata, operators: Iterable[str]) -> list[str]:
+    """The operators of the checkpoint that the job does not have."""
+    return sorted(set(metadata.operators) - set(operators))
 
 
 def plan_restore(metadata: CheckpointMetadata) -> tuple[SubtaskState, ...]:

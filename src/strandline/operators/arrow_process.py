@@ -14,7 +14,7 @@ from pyspark.sql.types import DataType, StructType
 from strandline.errors import JobDefinitionError, SchemaError, StrandlineError, UserCodeError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
 from strandline.operators.columns import RowCodec, column_type, conform, found
-from strandline.operators.process import user_traceback
+from strandline.operators.process import opened_copy, user_traceback
 from strandline.operators.rows import arrow_schema, fitted
 from strandline.state.changes import ChangeSet
 from strandline.state.ddl import parse_schema
@@ -92,7 +92,7 @@ class ArrowContext:
 
     @property
     def subtask(self) -> int:
-        """Which subtask of the operator this is."""
+        """Which subtask of the operator this is; -1 when the driver checks what `open` declares."""
         return self._info.subtask
 
 
@@ -260,6 +260,13 @@ class ArrowProcessOperator(Operator):
         KeyEncoder(self.input_schema, self.key_columns, KEY_GROUP_COLUMN)
         self._where = where
         self._context: ArrowContext | None = None
+
+    def check(self) -> list[StateDescriptor]:
+        """Find in the driver what `open` declares, as `ProcessOperator.check` does."""
+        context = ArrowContext(SubtaskInfo("", self.uid, -1, 1, 1), self.key_columns, self.input_schema)
+        name = getattr(self.processor, "__name__", type(self.processor).__name__)
+        opened_copy(self.processor, context, self.uid, name)
+        return list(context._states.values())
 
     def open(self, info: SubtaskInfo) -> None:
         """Call the processor's `open`; raises `UserCodeError` where it fails."""

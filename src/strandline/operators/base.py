@@ -88,6 +88,8 @@ class Operator(ABC):
     """After `run`: the earliest time, on the operator's clock, at which it has something to do without rows."""
     late_rows: int = 0
     """How many rows the last `run` found late."""
+    deleted_states: frozenset[str] = frozenset()
+    """States of earlier versions that user code itself wants gone; known after `check`."""
 
     @abstractmethod
     def open(self, info: SubtaskInfo) -> None:
@@ -96,6 +98,10 @@ class Operator(ABC):
     @abstractmethod
     def states(self) -> list[StateDescriptor]:
         """The states that the operator declared; known after `open`."""
+
+    def check(self) -> list[StateDescriptor]:
+        """The states that it will declare, found in the driver before anything runs; raises what is wrong with them."""
+        return self.states()
 
     @abstractmethod
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:

@@ -153,6 +153,14 @@ class RowCodec:
         """The rows that were encoded as an Arrow array of type large binary."""
         return self._raised(self._codec.decode_array(values))
 
+    def widened(self, values: list[bytes], by: RowCodec, places: Sequence[int]) -> list[bytes]:
+        """Encoded rows as `by` encodes them; `places` are those of their columns among its own, the others are null."""
+        schema = by._codec.schema
+        columns = [pa.nulls(len(values), field.type) for field in schema]
+        for place, column in zip(places, self._codec.decode(values).columns, strict=True):
+            columns[place] = column
+        return by._codec.encode(pa.RecordBatch.from_arrays(columns, schema=schema))
+
     def _lowered(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if not self._nested:
             return rows

@@ -92,7 +92,7 @@ class DeduplicateOperator(Operator):
     def states(self) -> list[StateDescriptor]:
         """When each key is forgotten, and the index of those times."""
         seen = StateDescriptor(SEEN, "columns", "expires_ms long")
-        return [seen] if self._index is None else [seen, self._index.descriptor()]
+        return [seen] if self.ttl_ms is None else [seen, ExpiryIndex.descriptor(_INDEX)]
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose key is not known yet, then forget keys whose time is over."""

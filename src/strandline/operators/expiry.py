@@ -50,9 +50,10 @@ class ExpiryIndex:
         self._batch: int | None = None
         self._written = 0
 
-    def descriptor(self) -> StateDescriptor:
-        """The index as a state."""
-        return StateDescriptor(self._name, "index", _SCHEMA)
+    @staticmethod
+    def descriptor(name: str) -> StateDescriptor:
+        """An index of that name as a state."""
+        return StateDescriptor(name, "index", _SCHEMA)
 
     def begin(self, batch_id: int) -> None:
         """Start a batch; the same one again means that what was written in it is void."""

@@ -103,7 +103,7 @@ class JoinOperator(Operator):
         """The rows of both sides, by the span of time that shares a value, and the index of when they end."""
         both = StructType([field for side in self.plan.stored for field in side.fields])
         rows = StateDescriptor(ROWS, "rows", both.json(), ttl_ms=self.bucket // 1000 if self.timed else None)
-        return [rows] if self.index is None else [rows, self.index.descriptor()]
+        return [rows, ExpiryIndex.descriptor(_INDEX)] if self.timed else [rows]
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
         """Yield the pairs that the batch completes, then the rows that will not find a partner any more."""

@@ -120,26 +120,13 @@ class ProcessOperator(Operator):
         -1 there. Raises `JobDefinitionError` for wrong names, schemas and durations, and for a processor that cannot
         be copied, because it could not reach a slot either; raises `UserCodeError` where `open` itself fails.
         """
-        from pyspark import cloudpickle
-
-        try:
-            copy = cloudpickle.loads(cloudpickle.dumps(self.processor))  # type: ignore[no-untyped-call]  # PySpark's own
-        except Exception as error:  # pickling runs user code
-            raise JobDefinitionError(
-                f"operator {self.uid!r}: {self._processor_name()} cannot be sent to the slots: {error}; "
-                f"make what cannot be pickled (connections, locks, ...) in {self.methods.open}()"
-            ) from error
         context = ProcessContext(SubtaskInfo("", self.uid, -1, 1, 1), KeyScope())
-        try:
-            copy.open(context)
-        except StrandlineError as error:
-            raise JobDefinitionError(f"operator {self.uid!r}: {self.methods.open}(): {error}") from error
-        except Exception as error:  # noqa: BLE001  # user code may raise anything
-            raise UserCodeError(
-                f"operator {self.uid!r}: {self.methods.open}() failed in the driver, where a copy of the processor is "
-                f"opened to check its states (context.subtask is -1 there)\n{user_traceback(error)}"
-            ) from None
-        return list(context._descriptors.values())
+        copy = opened_copy(self.processor, context, self.uid, self._processor_name(), self.methods.open)
+        self.deleted_states = self._deleted_by(copy)
+        codec = None
+        if self.time_mode != "none":
+            codec = KeyCodec(self.input_struct, self.key_columns, self.time_mode)
+        return _declared(context, codec)
 
     def open(self, info: SubtaskInfo) -> None:
         """Call the processor's `open`; raises `UserCodeError` where it fails."""
@@ -157,10 +144,7 @@ class ProcessOperator(Operator):
         """The states that `open` declared, and the timers."""
         if self._running is None:
             return []
-        declared = list(self._running.context._descriptors.values())
-        if self._running.key_codec is not None:
-            declared.append(StateDescriptor(TIMERS, "timers", self._running.key_codec.schema.json()))
-        return declared
+        return _declared(self._running.context, self._running.key_codec)
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         """Process every key of the batch once, in the order in which keys come; then fire the timers that are due."""
@@ -185,6 +169,9 @@ class ProcessOperator(Operator):
 
     def _processor_name(self) -> str:
         return type(self.processor).__name__
+
+    def _deleted_by(self, processor: KeyedProcessor) -> frozenset[str]:
+        return frozenset()
 
     def _check_arguments(self) -> None:
         """Found out here, in the driver, rather than by the first row."""
@@ -372,6 +359,39 @@ class Running:
         if isinstance(error, StrandlineError):
             return error
         return UserCodeError(f"{where}: {method}() failed\n{user_traceback(error)}")
+
+
+def opened_copy(processor: Any, context: Any, uid: str, name: str, method: str = "open") -> Any:
+    """A copy of a user's object, made as the slots get theirs, and opened in the driver to see what it declares.
+
+    Raises `JobDefinitionError` and `UserCodeError`, as `ProcessOperator.check` says.
+    """
+    from pyspark import cloudpickle
+
+    try:
+        copy = cloudpickle.loads(cloudpickle.dumps(processor))  # type: ignore[no-untyped-call]  # PySpark's own
+    except Exception as error:  # pickling runs user code
+        raise JobDefinitionError(
+            f"operator {uid!r}: {name} cannot be sent to the slots: {error}; "
+            f"make what cannot be pickled (connections, locks, ...) in {method}()"
+        ) from error
+    try:
+        if hasattr(copy, "open"):
+            copy.open(context)
+    except StrandlineError as error:
+        raise JobDefinitionError(f"operator {uid!r}: {method}(): {error}") from error
+    except Exception as error:  # noqa: BLE001  # user code may raise anything
+        raise UserCodeError(
+            f"operator {uid!r}: {method}() failed in the driver, where a copy of the processor is "
+            f"opened to check its states (context.subtask is -1 there)\n{user_traceback(error)}"
+        ) from None
+    return copy
+
+
+def _declared(context: ProcessContext, timer_keys: KeyCodec | None) -> list[StateDescriptor]:
+    """The states that `open` declared, and the timers if there are some."""
+    timers = [StateDescriptor(TIMERS, "timers", timer_keys.schema.json())] if timer_keys is not None else []
+    return [*context._descriptors.values(), *timers]
 
 
 def user_traceback(error: BaseException) -> str:

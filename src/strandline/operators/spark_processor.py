@@ -132,6 +132,10 @@ class SparkProcessorOperator(ProcessOperator):
         assert isinstance(self.processor, _Adapter)
         return type(self.processor.original).__name__
 
+    def _deleted_by(self, processor: KeyedProcessor) -> frozenset[str]:
+        assert isinstance(processor, _Adapter)
+        return frozenset(processor.handle.deleted)
+
 
 class _Adapter(KeyedProcessor):
     """A `StatefulProcessor` in the place of a `KeyedProcessor`."""

@@ -168,9 +168,10 @@ class BatchFunction:
         self._commit(spark_batch, files, began)
 
     def initialize(self, frames: list[DataFrame]) -> None:
-        """Hand the initial state of a job that begins to its slots, as a batch of its own before Spark's first.
+        """Hand the initial state of steps that begin to their slots, as a batch of its own before Spark's first.
 
-        No checkpoint covers it alone: if the job fails before its first checkpoint, it begins again with this.
+        No checkpoint covers it alone: if the run fails before its first checkpoint, it begins again with this. For
+        other steps it is the beginning of time, so that nothing of theirs is due.
         """
         if not frames:
             return
@@ -184,7 +185,7 @@ class BatchFunction:
             for frame in frames:
                 frame.write.format("noop").mode("overwrite").save()
             self._note_prepared(round_)
-            self._prepare_missing(round_, when)
+            self._prepare_missing(round_, BatchTime(0))
 
         with self.busy:
             try:

@@ -78,6 +78,8 @@ class Deployment:
     rescale: bool = False
     """Whether the run goes on with another number of slots: they are spread over all executors that there are now, and
     take what is on their host's disk."""
+    allow_non_restored: bool = False
+    """Whether restored states that their operator does not declare any more may be dropped."""
 
 
 @dataclass(slots=True)
@@ -255,6 +257,7 @@ class Cluster:
                 restore_owned=base.owned,
                 log=self._log.of(index),
                 log_complete=self._log.complete,
+                allow_non_restored=deployment.allow_non_restored,
             )
             work.setdefault(homes[index], []).append(spec)
 

@@ -99,6 +99,7 @@ class Generation:
         after: int | None,
         claimed: Callable[[int], None],
         restore: Restore | None = None,
+        allow_non_restored: bool = False,
         after_failure: StrandlineError | None = None,
         rescale: bool = False,
     ) -> Generation:
@@ -125,6 +126,7 @@ class Generation:
             sinks,
             can_withdraw=all(isinstance(sink, ParquetSink) for _node, sink in graph.sinks),
             restore=restore,
+            allow_non_restored=allow_non_restored,
         )
         backend = _backend_settings(config)
         began = time.time()
@@ -136,7 +138,9 @@ class Generation:
             log.info("job %s: generation %d from %s", job, generation, start)
             coordinator = _coordinator(config, claim, subtasks, history)
             try:
-                rebuilt = cluster.deploy(_deployment(config, backend, graph, claim, parallelism, rescale))
+                rebuilt = cluster.deploy(
+                    _deployment(config, backend, graph, claim, parallelism, rescale, allow_non_restored)
+                )
                 break
             except DamagedFileError as error:
                 if restored is None or not claim.owned or wanted.restore is not None:
@@ -155,21 +159,6 @@ class Generation:
         clock = Clock(
             scratch, frozenset(operator.time_mode for operator in graph.operators), restored=restored is not None
         )
-        if restored is not None:
-            seed(restored.source, scratch, ticks=clock.ticks is not None)
-        # Inside the batch function nobody can wait for what Spark does after it.
-        patience = 5.0 if clock.ticks is not None and not config.checkpoint_every_batch else 0.0
-        guard = threading.RLock()
-        checkpoints = Checkpoints(
-            coordinator,
-            cluster,
-            claim,
-            JobShape(job, generation, parallelism, config.max_parallelism, operators),
-            lambda batch: capture(scratch, batch),
-            lambda position: with_watermark(scratch, position, patience),
-            guard,
-            config.checkpoint_timeout,
-        )
         wiring = Wiring(
             job,
             tuple(cluster.run.coordinator),
@@ -179,9 +168,27 @@ class Generation:
             dict(config.storage_options),
             clock.ticks,
         )
+        with _settings(spark):
+            rows, outlets = graph.build(wiring)
+        ticks = clock.ticks is not None
+        places = graph.source_places(rows, ticks)
+        if restored is not None:
+            seed(restored.source, scratch, ticks=ticks, places=places)
+        # Inside the batch function nobody can wait for what Spark does after it.
+        patience = 5.0 if ticks and not config.checkpoint_every_batch else 0.0
+        guard = threading.RLock()
+        checkpoints = Checkpoints(
+            coordinator,
+            cluster,
+            claim,
+            JobShape(job, generation, parallelism, config.max_parallelism, operators),
+            lambda batch: capture(scratch, batch, places),
+            lambda position: with_watermark(scratch, position, patience),
+            guard,
+            config.checkpoint_timeout,
+        )
         try:
             with _settings(spark):
-                rows, outlets = graph.build(wiring)
                 batch_function = BatchFunction(
                     cluster,
                     generation,
@@ -200,8 +207,8 @@ class Generation:
                 elif config.batch_interval is not None:
                     writer = writer.trigger(processingTime=f"{int(config.batch_interval * 1000)} milliseconds")
                 checkpoints.start()
-                if restored is None:
-                    batch_function.initialize(graph.initial_rows(wiring))
+                known = restored.operators if restored is not None else ()
+                batch_function.initialize(graph.initial_rows(wiring, known))
                 query = writer.start()
         except BaseException:
             checkpoints.close()
@@ -318,6 +325,11 @@ class Generation:
         return {
             "generation": self.number,
             "parallelism": self.parallelism,
+            "restore": {
+                "duration_ms": self.opened.duration_ms,
+                "local_bytes": self.opened.local_bytes,
+                "durable_bytes": self.opened.durable_bytes,
+            },
             "batches": self.batch_function.batches,
             "rows": rows,
             "late_rows": late,
@@ -390,8 +402,16 @@ def _backend_settings(config: Config) -> BackendSettings:
 
 
 def _deployment(
-    config: Config, backend: BackendSettings, graph: Graph, claim: Claim, parallelism: int, rescale: bool
+    config: Config,
+    backend: BackendSettings,
+    graph: Graph,
+    claim: Claim,
+    parallelism: int,
+    rescale: bool,
+    allow_non_restored: bool,
 ) -> Deployment:
+    uids = {operator.uid for operator in graph.operators}
+    restored = plan_restore(claim.restored) if claim.restored else ()
     return Deployment(
         generation=claim.generation,
         parallelism=parallelism,
@@ -400,11 +420,12 @@ def _deployment(
         operators=tuple(OperatorSpec(operator.uid, pickle_operator(operator)) for operator in graph.operators),
         base=Base(
             claim.restored_batch,
-            plan_restore(claim.restored) if claim.restored else (),
+            tuple(state for state in restored if state.operator in uids),
             claim.origin,
             claim.owned,
         ),
         rescale=rescale,
+        allow_non_restored=allow_non_restored,
     )
 
 

@@ -119,6 +119,8 @@ class SlotSpec(msgspec.Struct, frozen=True):
     """The address of the slot's task manager."""
     copies: str | None = None
     """Where on the slot's host second copies of durable files are; None: nowhere."""
+    allow_non_restored: bool = False
+    """Whether states of `restore` that an operator does not declare any more may be dropped."""
 
     @property
     def key_groups(self) -> range:
@@ -165,6 +167,8 @@ class Rebuilt(msgspec.Struct, frozen=True):
     durable_bytes: int
     """What was read from durable storage."""
     duration_ms: float
+    changed: bool = False
+    """Whether the operator declares its states otherwise than the checkpoint: a later one cannot build on its files."""
 
 
 class Sealed(msgspec.Struct, frozen=True):

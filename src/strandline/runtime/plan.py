@@ -6,7 +6,7 @@ starts actions on the finished rows. A stream that is used twice is evaluated tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -95,6 +95,7 @@ class Graph:
 
     sinks: list[tuple[Node, Sink]] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
+    sources: list[SourceNode] = field(default_factory=list)
 
     def build(self, wiring: Wiring) -> tuple[DataFrame, Outlets]:
         """The finished rows of all sinks, and how to tell them apart again."""
@@ -152,14 +153,29 @@ class Graph:
             ),
         )
 
-    def initial_rows(self, wiring: Wiring) -> list[DataFrame]:
-        """Frames whose evaluation hands the initial state of a step to its slots."""
+    def source_places(self, rows: DataFrame, ticks: bool) -> tuple[int, ...]:
+        """Which source each line of Spark's offset log is about, by the order in which the job was given its sources.
+
+        Spark has a line for every place of the plan at which the rows of a source come in, one that is read twice has
+        two. Their order is that of the plan, and so changes with the steps and sinks of a job. `rows` is what `build`
+        made, the last place is that of `ticks`.
+        """
+        found = _streams(rows)[: -1 if ticks else None]
+        known = [leaf for source in self.sources for leaf in _streams(source.frame)]
+        used: list[Any] = []
+        for leaf in (*known, *found):
+            if leaf in found and leaf not in used:
+                used.append(leaf)
+        return tuple(map(used.index, found))
+
+    def initial_rows(self, wiring: Wiring, restored: Container[str]) -> list[DataFrame]:
+        """Frames whose evaluation hands the initial state of a step to its slots, for steps that are not `restored`."""
         return [
             _partitioned(node.initial, node.operator, wiring, marked=False).mapInArrow(
                 replace(_relay(node, wiring), marked=False, initial=True), recorded_struct(node.operator, node.output)
             )
             for node in self._nodes()
-            if isinstance(node, StatefulNode) and node.initial is not None
+            if isinstance(node, StatefulNode) and node.initial is not None and node.operator.uid not in restored
         ]
 
     def _written(self, node: Node, writer: ParquetWriter, wiring: Wiring, frames: dict[int, DataFrame]) -> DataFrame:
@@ -272,6 +288,12 @@ def _marks(keyed: DataFrame, parallelism: int) -> DataFrame:
     return keyed.sparkSession.range(0, parallelism, 1, 1).select(
         *(values.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in keyed.schema.fields)
     )
+
+
+def _streams(frame: DataFrame) -> list[Any]:
+    """The streams that a plan reads, as the JVM knows them, in the order of the plan."""
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()  # plans have no public API in Python
+    return [leaf for number in range(leaves.size()) if (leaf := leaves.apply(number)).isStreaming()]
 
 
 def source_problems(frame: DataFrame) -> list[str]:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from strandline.changelog.merge import changes
 from strandline.checkpoint.metadata import FileHandle, StateFile, SubtaskState
-from strandline.errors import DamagedFileError, IncompatibleCheckpointError, NotFoundError, SegmentsLostError
+from strandline.errors import DamagedFileError, NotFoundError, SegmentsLostError
 from strandline.operators.base import Operator
+from strandline.operators.changed_states import StateChanges, state_changes
 from strandline.runtime.local_copies import find_copy
 from strandline.runtime.local_files import Base, OperatorFolder, SnapshotMarker
 from strandline.runtime.messages import Rebuilt, SlotSpec, StorageSettings
 from strandline.runtime.rocksdb_factory import tuning
 from strandline.state.backend import StateBackend
+from strandline.state.descriptors import StateDescriptor
 from strandline.state.disk import disk_full_names
 from strandline.state.factory import RestoredFile, load_snapshot, open_backend
 from strandline.state.rocksdb import RocksDBMemory
@@ -51,8 +50,8 @@ def rebuild(
     """
     folder.clear_databases(spec.incarnation)
     durable = [state for state in spec.restore if state.operator == operator.uid]
-    for state in durable:
-        check_states(operator, state)
+    # All subtasks of a checkpoint describe their states alike.
+    changed = check_states(operator, operator.states(), durable[0] if durable else None, spec.allow_non_restored)
     problems: list[str] = []
     bases = folder.bases(spec.restore_batch, spec.decided_batch)
     if spec.log_complete and spec.decided_batch > spec.restore_batch:
@@ -60,7 +59,7 @@ def rebuild(
     for base in bases:
         started = time.monotonic()
         try:
-            backend, source = _open_base(spec, operator, folder, base, durable, memory)
+            backend, source = _open_base(spec, operator, folder, base, durable, changed, memory)
         except (OSError, DamagedFileError) as error:
             if base.snapshot is None and not base.segments and not base.log:
                 raise  # the checkpoint itself is damaged: nothing older can help here
@@ -68,7 +67,8 @@ def rebuild(
             continue
         finally:
             shutil.rmtree(folder.download(spec.incarnation), ignore_errors=True)
-        rebuilt = Rebuilt(operator.uid, source.local_bytes, source.durable_bytes, (time.monotonic() - started) * 1000)
+        duration_ms = (time.monotonic() - started) * 1000
+        rebuilt = Rebuilt(operator.uid, source.local_bytes, source.durable_bytes, duration_ms, bool(changed))
         log.info("at batch %d, from batch %d: %s", spec.decided_batch, base.batch, rebuilt)
         return backend, rebuilt
     raise SegmentsLostError(
@@ -84,6 +84,7 @@ def _open_base(
     folder: OperatorFolder,
     base: Base,
     durable: Sequence[SubtaskState],
+    changed: StateChanges,
     memory: RocksDBMemory | None,
 ) -> tuple[StateBackend, _Source]:
     source = _Source()
@@ -91,9 +92,12 @@ def _open_base(
         parts = [_local_part(folder, base.snapshot, source)]
     else:
         parts = _durable_parts(spec, folder.download(spec.incarnation), durable, source)
-    segments = _download(spec, base.log, spec.run.storage, folder.download(spec.incarnation) / "log", source)
+    log_ = _download(spec, base.log, spec.run.storage, folder.download(spec.incarnation) / "log", source)
     groups = spec.key_groups
     first = parts[0] if parts else _Part([])
+    # Segments of the restored checkpoint were written under its own declarations of states.
+    before = [path for part in parts for path in part.segments]
+    since = [*(segment.path for segment in log_), *base.segments]
     backend = open_backend(
         spec.backend.kind,
         folder.database(spec.incarnation),
@@ -108,11 +112,12 @@ def _open_base(
     try:
         for part in parts[1:]:
             load_snapshot(backend, part.files, folder.root, groups)
-        for part in parts:
-            for keys, values in changes(part.segments, groups if part.beyond else None):
-                backend.apply(keys, values)
-        for keys, values in changes([*(segment.path for segment in segments), *base.segments]):
-            backend.apply(keys, values)
+        if changed and base.snapshot is None:
+            _apply(backend, before, groups)
+            changed.apply(backend, groups)
+            _apply(backend, since)
+        else:
+            _apply(backend, [*before, *since], groups if any(part.beyond for part in parts) else None)
     except BaseException:
         backend.close()
         raise
@@ -156,6 +161,11 @@ def _durable_parts(spec: SlotSpec, target: Path, durable: Sequence[SubtaskState]
             )
         )
     return parts
+
+
+def _apply(backend: StateBackend, segments: Sequence[Path], key_groups: range | None = None) -> None:
+    for keys, values in changes(segments, key_groups):
+        backend.apply(keys, values)
 
 
 def _download(
@@ -214,42 +224,13 @@ def fetch_file(storage: Storage, handle: FileHandle, target: Path) -> None:
         place.download(path, target)
 
 
-def check_states(operator: Operator, durable: SubtaskState | None) -> None:
-    """A state keeps its kind and schema for life. Raises `IncompatibleCheckpointError` where it does not."""
-    before = {str(state["name"]): state for state in durable.states} if durable is not None else {}
-    for state in operator.states():
-        now = msgspec.to_builtins(state)
-        known = before.get(state.name)
-        if known is not None and known != now:
-            remedy = (
-                "Use the aggregates that it had, or start a new job."
-                if state.kind == "aggregate"
-                else "Declare it as it was, or give the new state another name."
-            )
-            raise IncompatibleCheckpointError(
-                f"operator {operator.uid}: the checkpoint has the state {state.name!r} as {_described(known)}, the job "
-                f"declares {_described(now)}. {remedy}"
-            )
+def check_states(
+    operator: Operator, declared: Iterable[StateDescriptor], durable: SubtaskState | None, allow_non_restored: bool
+) -> StateChanges:
+    """What has to be done to a restored state so that it is as the operator declares it now.
 
-
-def _described(state: Mapping[str, Any]) -> str:
-    """A descriptor as a user would say it: its kind, and its columns rather than their JSON."""
-    parts = [f"{state['kind']} state"]
-    for label, name in (("keys", "key_schema"), ("columns", "schema")):
-        if state[name] is not None:
-            parts.append(f"{label} ({_columns(state[name])})")
-    if state["ttl_ms"] is not None:
-        parts.append(f"a time-to-live of {state['ttl_ms']} ms")
-    return ", ".join(parts)
-
-
-def _columns(schema: str) -> str:
-    try:
-        fields = msgspec.json.decode(schema)["fields"]
-        return ", ".join(f"{field['name']} {_type(field['type'])}" for field in fields)
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return schema
-
-
-def _type(type_: Any) -> str:
-    return type_ if isinstance(type_, str) else msgspec.json.encode(type_).decode()
+    Raises `IncompatibleCheckpointError` where that cannot be; see `state_changes`.
+    """
+    deleted = operator.deleted_states
+    before = durable.states if durable is not None else ()
+    return state_changes(operator.uid, before, declared, lambda name: allow_non_restored or name in deleted)

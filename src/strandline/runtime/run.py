@@ -58,6 +58,7 @@ class Run:
         *,
         available_now: bool,
         restore: Restore | None = None,
+        allow_non_restored: bool = False,
     ) -> None:
         self.name = name
         self.status = "starting"
@@ -68,6 +69,7 @@ class Run:
         self._graph = graph
         self._available_now = available_now
         self._restore = restore
+        self._allow_non_restored = allow_non_restored
         self._history = CheckpointHistory()
         self._strategy = RestartStrategy.of(config)
         self._generation: Generation | None = None
@@ -145,6 +147,7 @@ class Run:
             self._claimed,
             # Whatever comes after the first takeover goes on from what that one wrote into the log.
             self._restore if self._number is None else None,
+            self._allow_non_restored,
             after_failure,
             rescale,
         )

@@ -10,34 +10,52 @@ import json
 import re
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from strandline.checkpoint.metadata import SourcePosition
-from strandline.errors import CheckpointError
+from strandline.errors import CheckpointError, IncompatibleCheckpointError
 from strandline.runtime.clock import FIRST_TICK, is_tick
 
 _LOG_ENTRY = re.compile(r"(\d+)(\.compact)?")
+_HEADER = 2
+"""Lines of an offset log entry before those of the sources."""
 _FIRST_COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 
 
-def capture(folder: Path, batch: int) -> SourcePosition:
-    """The position after Spark's batch `batch`, from its checkpoint folder."""
+def capture(folder: Path, batch: int, places: Sequence[int] = ()) -> SourcePosition:
+    """The position after Spark's batch `batch`, from its checkpoint folder.
+
+    `places` says which source each line of an offset log entry is about; see `Graph.source_places`. In the position
+    every source has one line, and they are in order. Without it, each line is a source of its own.
+    """
     files: dict[str, bytes] = {}
     for number in (batch - 1, batch):
         path = folder / "offsets" / str(number)
         if path.exists():
-            files[f"offsets/{number}"] = path.read_bytes()
+            files[f"offsets/{number}"] = _gathered(path.read_bytes(), places)
     offsets = files.get(f"offsets/{batch}")
     if offsets is None:
         raise CheckpointError(f"Spark's offset log in {folder} has no entry for batch {batch}")
     earlier = folder / "commits" / str(batch - 1)
     files[f"commits/{batch}"] = earlier.read_bytes() if earlier.exists() else _FIRST_COMMIT
-    for number, offset in enumerate(offsets.decode().split("\n")[2:]):
-        for path in _source_files(folder / "sources" / str(number), offset):
-            files[path.relative_to(folder).as_posix()] = path.read_bytes()
+    lines = offsets.decode().split("\n")[_HEADER:]
+    for number, source in enumerate(dict.fromkeys(places) or range(len(lines))):
+        own = folder / "sources" / str(number)
+        for path in _source_files(own, lines[source]):
+            files[f"sources/{source}/{path.relative_to(own).as_posix()}"] = path.read_bytes()
     return SourcePosition(batch=batch, files=files)
+
+
+def _gathered(entry: bytes, places: Sequence[int]) -> bytes:
+    """An entry with one line for every source, and that of the ticks."""
+    if not places:
+        return entry
+    lines = entry.decode().split("\n")
+    sources = [lines[_HEADER + places.index(source)] for source in range(max(places) + 1)]
+    return "\n".join([*lines[:_HEADER], *sources, *lines[_HEADER + len(places) :]]).encode()
 
 
 def with_watermark(folder: Path, position: SourcePosition, patience: float) -> SourcePosition:
@@ -83,24 +101,36 @@ def _log_offset(offset: str) -> int | None:
     return value.get("logOffset") if isinstance(value, dict) else None
 
 
-def seed(position: SourcePosition, folder: Path, *, ticks: bool) -> None:
+def seed(position: SourcePosition, folder: Path, *, ticks: bool, places: Sequence[int] = ()) -> None:
     """Fill a fresh checkpoint folder, so that Spark goes on with the batch after `position`.
 
     `ticks` says whether the query has a tick source, which comes last: the job may have had none, or not need it now.
+    `places` is as for `capture`, for the query that goes on. Raises `IncompatibleCheckpointError` if it has another
+    number of sources.
     """
+    folders = {str(source): str(number) for number, source in enumerate(dict.fromkeys(places))}
     for name, data in {**position.files, "metadata": json.dumps({"id": str(uuid.uuid4())}).encode()}.items():
-        if name.startswith("offsets/"):
-            data = _with_ticks(data, ticks)
+        kind, _, rest = name.partition("/")
+        if kind == "offsets":
+            data = _spread(data, ticks, places)
+        elif kind == "sources" and folders:
+            source, _, file = rest.partition("/")
+            name = f"sources/{folders.get(source, source)}/{file}"
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
 
-def _with_ticks(offsets: bytes, ticks: bool) -> bytes:
-    lines = offsets.decode().split("\n")
-    there = len(lines) > 2 and is_tick(lines[-1])
-    if ticks and not there:
-        lines.append(FIRST_TICK)
-    elif there and not ticks:
-        lines.pop()
-    return "\n".join(lines).encode()
+def _spread(entry: bytes, ticks: bool, places: Sequence[int]) -> bytes:
+    """An entry with a line for every place at which the query reads a source, and one for the ticks if it has them."""
+    lines = entry.decode().split("\n")
+    header, sources = lines[:_HEADER], lines[_HEADER:]
+    tick = sources.pop() if sources and is_tick(sources[-1]) else FIRST_TICK
+    if places:
+        if len(sources) != max(places) + 1:
+            raise IncompatibleCheckpointError(
+                f"the checkpoint has the positions of {len(sources)} sources, the job reads {max(places) + 1}. A job "
+                "keeps its sources, in the order in which job.source() was called."
+            )
+        sources = [sources[source] for source in places]
+    return "\n".join([*header, *sources, *([tick] if ticks else [])]).encode()

@@ -12,7 +12,7 @@ import msgspec
 
 from strandline.checkpoint.log import CheckpointRef, Start
 from strandline.checkpoint.metadata import CheckpointMetadata, all_files, decode, file_paths
-from strandline.checkpoint.restore import check_compatible
+from strandline.checkpoint.restore import check_compatible, left_out
 from strandline.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -25,9 +25,10 @@ from strandline.errors import (
 from strandline.operators.base import Operator
 from strandline.runtime.joblog import JobLogStore
 from strandline.runtime.messages import StorageSettings
-from strandline.runtime.parquet_files import check_sink, recover_sink
+from strandline.runtime.parquet_files import check_sink, publish, recover_sink
 from strandline.runtime.rebuild import check_states
 from strandline.runtime.savepoints import METADATA, open_savepoint
+from strandline.state.descriptors import StateDescriptor
 from strandline.storage import JobPaths, Storage, is_local, open_storage
 from strandline.storage.elsewhere import list_located
 
@@ -56,8 +57,14 @@ class Wanted:
     can_withdraw: bool
     """Whether every sink can take back rows that a run without failures would not have written twice."""
     restore: Restore | None = None
+    allow_non_restored: bool = False
+    """Whether state in the checkpoint that the job has no operator or no declaration for may be left out."""
     damaged: Mapping[int, str] = field(default_factory=dict)
     """Checkpoints of the job that slots found damaged, and how."""
+
+    @property
+    def uids(self) -> list[str]:
+        return [operator.uid for operator in self.operators]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +173,11 @@ def take_over(storage: Storage, settings: StorageSettings, wanted: Wanted, after
         StorageSettings(origin, settings.options) if origin is not None else None,
         properties,
     )
+    if found is not None:
+        _log_differences(wanted, found)
     for path, sink in wanted.sinks.items():
         recover_sink(sink, path, wanted.job, _as_sinks_see(found, wanted.job))
+    _publish_for_former_sinks(wanted, found, settings)
     return claim
 
 
@@ -182,6 +192,7 @@ class _Candidates:
         self._paths = paths
         self._store = store
         self._wanted = wanted
+        self._states: dict[str, list[StateDescriptor]] = {}
 
     def choose(self) -> tuple[Start, CheckpointMetadata | None]:
         """What the generation starts from. Raises `CheckpointError` if there is something, but it cannot be used."""
@@ -292,13 +303,25 @@ class _Candidates:
 
     def _check(self, storage: Storage, metadata: CheckpointMetadata, *, any_job: bool) -> None:
         wanted = self._wanted
-        uids = [operator.uid for operator in wanted.operators]
-        check_compatible(metadata, wanted.job, uids, wanted.max_parallelism, any_job)
+        check_compatible(
+            metadata,
+            wanted.job,
+            wanted.uids,
+            wanted.max_parallelism,
+            any_job,
+            wanted.allow_non_restored,
+        )
         for operator in wanted.operators:
             for state in metadata.subtasks:
                 if state.operator == operator.uid:
-                    check_states(operator, state)
+                    check_states(operator, self._declared(operator), state, wanted.allow_non_restored)
         _check_files(storage, metadata)
+
+    def _declared(self, operator: Operator) -> list[StateDescriptor]:
+        """What the operator declares; asked once, for it may mean to open the user's code."""
+        if operator.uid not in self._states:
+            self._states[operator.uid] = operator.check()
+        return self._states[operator.uid]
 
 
 def read_metadata(storage: Storage, path: str) -> CheckpointMetadata:
@@ -329,6 +352,26 @@ def _check_files(storage: Storage, metadata: CheckpointMetadata) -> None:
             f"{what}, and checkpoint {metadata.checkpoint_id} needs it. Bring the file back; or, to begin anew without "
             "the state, use another job name or empty the job's folder."
         )
+
+
+def _log_differences(wanted: Wanted, metadata: CheckpointMetadata) -> None:
+    what = f"job {wanted.job}: checkpoint {metadata.checkpoint_id}"
+    for uid in left_out(metadata, wanted.uids):
+        log.warning("%s has state of %s, which is left out: the job has no such step", what, uid)
+    for uid in wanted.uids:
+        if uid not in metadata.operators:
+            log.info("%s has no state of %s, which begins empty", what, uid)
+
+
+def _publish_for_former_sinks(wanted: Wanted, found: CheckpointMetadata | None, settings: StorageSettings) -> None:
+    """Rows that the checkpoint covers become visible also where the job does not write any more."""
+    if found is None or found.job != wanted.job:
+        return
+    for path in {file.sink for file in found.sink_files} - wanted.sinks.keys():
+        sink = open_storage(path, settings.options)
+        staged = [file for file in found.sink_files if file.sink == path and sink.exists(file.staged)]
+        if staged:
+            publish(sink, staged)
 
 
 def _as_sinks_see(metadata: CheckpointMetadata | None, job: str) -> CheckpointMetadata | None:

@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -183,39 +183,43 @@ class TaskLog:
     # --- slots -----------------------------------------------------------------------------------
 
     def slot_starts(self, spec: SlotSpec) -> None:
-        """A slot comes up. If it was here in this generation, what is durable of its state is known already."""
+        """A slot is about to come up: of what an earlier one prepared, nothing will commit any more."""
         with self._wake:
             if spec.generation != self._generation:
                 self._forget_generation(spec.generation)
             self.committed(spec.decided_batch)  # a slot may die between the decision and our hearing of it
+            for operator in spec.operators:
+                self._replace_offer((operator.uid, spec.index), None)
+
+    def slot_opened(self, spec: SlotSpec, states: dict[str, list[dict[str, Any]]], changed: Container[str]) -> None:
+        """The slot is up; `states` describes what its operators keep.
+
+        Operators that are `changed` declare their states otherwise than the checkpoint they were restored from.
+        """
+        with self._wake:
             interval = self._settings.materialization_interval
             # Spread over the subtasks, so that they do not all upload at once.
             due = time.monotonic() + interval * (spec.index + 1) / spec.parallelism
             known = self._slots.get(spec.index)
-            self._slots[spec.index] = _Slot(spec, known.states if known else {}, known.due if known else due)
+            described = {uid: tuple(some) for uid, some in states.items()}
+            self._slots[spec.index] = _Slot(spec, described, known.due if known else due)
             for operator in spec.operators:
                 subtask = (operator.uid, spec.index)
-                self._replace_offer(subtask, None)
                 if subtask not in self._book:
-                    self._open(subtask, spec)
+                    self._open(subtask, spec, operator.uid in changed)
 
-    def _open(self, subtask: Subtask, spec: SlotSpec) -> None:
+    def _open(self, subtask: Subtask, spec: SlotSpec, changed: bool) -> None:
         restored = [state for state in spec.restore if state.operator == subtask[0]]
         files = [file for state in restored for file in state.files] if spec.restore_owned else []
         base: list[StateFile] | None = None
         segments: list[StateFile] = []
-        whole = spec.restore_owned and not spec.rescaled
+        whole = spec.restore_owned and not changed and not spec.rescaled
         if whole and (spec.log_complete or spec.decided_batch == spec.restore_batch):
             base = [file for file in files if not file.is_log]
             segments = [file for file in files if file.is_log] + [file for uid, file in spec.log if uid == subtask[0]]
         self._book.open(subtask, base, segments, restored=files)
         self._snapshots.forget([subtask])
         self._snapshots.start_from(subtask, restored, spec.restore_owned)
-
-    def slot_opened(self, index: int, states: dict[str, list[dict[str, Any]]]) -> None:
-        """The slot is up; `states` describes what its operators keep."""
-        with self._wake:
-            self._slots[index].states = {uid: tuple(described) for uid, described in states.items()}
 
     def _forget_generation(self, generation: int) -> None:
         """What belonged to an older generation is nobody's: no checkpoint will ever name it."""

@@ -217,7 +217,8 @@ class TaskManager:
         slot = SlotProcess(spec, process, client, told["rebuilt"])
         self._slots[spec.index] = slot
         if self._log is not None:
-            self._log.slot_opened(spec.index, told["states"])
+            changed = {one["operator"] for one in told["rebuilt"] if one["changed"]}
+            self._log.slot_opened(spec, told["states"], changed)
         return slot
 
     def _clear_old_generations(self, specs: list[SlotSpec]) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from strandline.state.chunks import chunked
+
 
 def prefix_end(prefix: bytes) -> bytes | None:
     """The first key after all keys that start with `prefix`, or None when there is no such key."""
@@ -64,6 +66,11 @@ class StateBackend(ABC):
     @abstractmethod
     def apply(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Put every pair; None deletes. A segment may come in several calls."""
+
+    def delete_between(self, start: bytes, end: bytes) -> None:
+        """Delete all entries with start <= key < end."""
+        for keys, _ in chunked(self.scan(start, end)):
+            self.apply(keys, [None] * len(keys))
 
     @abstractmethod
     def snapshot(self, directory: Path, *, full: bool = False) -> Snapshot:

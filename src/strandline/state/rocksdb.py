@@ -122,7 +122,8 @@ class RocksDBBackend(StateBackend):
 
     def delete_between(self, start: bytes, end: bytes) -> None:
         """Delete all entries with start <= key < end, at the cost of one."""
-        self._db.delete_range(start, end, self._unlogged)
+        with disk_full_names(self._directory):
+            self._db.delete_range(start, end, self._unlogged)
 
     def snapshot(self, directory: Path, *, full: bool = False) -> Snapshot:
         incremental = self._incremental and not full

@@ -57,6 +57,16 @@ class BackendContract:
         assert backend.get_many([]) == []
         assert (backend.get(b"aa2"), backend.get(b"none")) == (b"", None)
 
+    def test_a_range_is_deleted(self, backend: StateBackend) -> None:
+        keys = [b"aa0", b"aa1", b"aa1\xff", b"aa2", b"ab"]
+        backend.apply(keys, [b"x"] * 5)
+        backend.delete_between(b"aa1", b"aa2")
+        assert [key for key, _ in backend.scan(b"")] == [b"aa0", b"aa2", b"ab"]
+        assert backend.get_many([b"aa1", b"aa1\xff"]) == [None, None]
+        backend.apply([b"aa1"], [b"new"])
+        backend.delete_between(b"ac", b"ad")
+        assert dict(backend.scan(b"aa1", b"aa2")) == {b"aa1": b"new"}
+
     def test_many_values_come_back_in_one_call(self, backend: StateBackend) -> None:
         keys = [b"%05d" % number for number in range(10_000)]
         backend.apply(keys[::2], keys[::2])

@@ -29,8 +29,8 @@ class FaultOptions:
     """The faults, as storage options name them; texts, for that is what storage options are."""
 
     bytes_per_second: str = ""
-    """The rate of uploads, which a process makes one after the other; or a local file that holds the rate, so that a
-    test can change it meanwhile."""
+    """The rate of uploads, and of downloads if `slow_pattern` names them, which a process makes one after the other; or
+    a local file that holds the rate, so that a test can change it meanwhile."""
     slow_pattern: str = ""
     """Only calls whose text `operation path` this regular expression finds are slowed down; default: all uploads."""
     fail_pattern: str = ""
@@ -94,7 +94,7 @@ class FaultyStorage(Storage):
             return self._inner.read(path)
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        with self._call("read", path):
+        with self._call("read", path, length):
             return self._inner.read_range(path, offset, length)
 
     def write(self, path: str, data: bytes) -> None:
@@ -112,6 +112,7 @@ class FaultyStorage(Storage):
     def download(self, path: str, target: Path) -> None:
         with self._call("download", path):
             self._inner.download(path, target)
+            self._slow_down(f"download {path}", target.stat().st_size)
 
     def rename(self, source: str, target: str) -> None:
         with self._call("rename", source):
@@ -138,9 +139,8 @@ class FaultyStorage(Storage):
         """Wait for as long as `size` bytes take, fail if the call is one that fails, and note how it ended."""
         call = f"{operation} {path}"
         try:
+            self._slow_down(call, size)
             if self._switched_on():
-                if re.search(self._faults.slow_pattern or "^upload ", call):
-                    self._wait_for(size)
                 self._fail_if_told_to(call)
             self._die_if_told_to(f"before {call}")
             yield
@@ -149,6 +149,10 @@ class FaultyStorage(Storage):
             self._note(f"failed {call}")
             raise
         self._note(call)
+
+    def _slow_down(self, call: str, size: int) -> None:
+        if size and self._switched_on() and re.search(self._faults.slow_pattern or "^upload ", call):
+            self._wait_for(size)
 
     def _switched_on(self) -> bool:
         return not self._faults.switch or Path(self._faults.switch).exists()

@@ -158,7 +158,7 @@ def test_a_job_without_a_sink_does_not_start(place: Place) -> None:
     assert not place.checkpoints.exists()
 
 
-@pytest.mark.parametrize("options", [{"local_recovery": True}, {"rest_port": 8081}], ids=str)
+@pytest.mark.parametrize("options", [{"rest_port": 8081}], ids=str)
 def test_an_option_of_a_later_release_is_refused_at_the_start(place: Place, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         place.sums(**options).start()

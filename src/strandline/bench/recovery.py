@@ -1,7 +1,7 @@
-"""A restart whose slots find their state on local disk, next to one that fetches it from a slow storage.
+"""Slots that find their state in local copies, next to slots that fetch it from a slow storage.
 
-In both cases every slot is killed with its working files, so that the run goes back to its last checkpoint. Storage is
-a local folder whose downloads are slowed down to a given rate, all slots together.
+In both cases every slot is killed and loses its working files, so that it begins with the last checkpoint. Storage is a
+local folder whose downloads are slowed down to a given rate, all slots together.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run(parameters: Parameters, say: Say, work_dir: Path | None = None) -> dict[
                 restart_attempts=-1,
             )
             loaded = LoadedJob(spark, place, parameters.keys, parameters.value_bytes, config)
-            figures[name] = _restarts(loaded, place, parameters.repeats, name, say)
+            figures[name] = _recoveries(loaded, place, parameters.repeats, name, say)
     finally:
         spark.stop()
         shutil.rmtree(home, ignore_errors=True)
@@ -86,14 +86,14 @@ def run(parameters: Parameters, say: Say, work_dir: Path | None = None) -> dict[
     }
 
 
-def _restarts(loaded: LoadedJob, place: Path, repeats: int, name: str, say: Say) -> dict[str, Any]:
+def _recoveries(loaded: LoadedJob, place: Path, repeats: int, name: str, say: Say) -> dict[str, Any]:
     run_ = loaded.job().start()
     loaded.load(run_, loaded.files(), say)
     recoveries = []
     for number in range(repeats):
-        recoveries.append(_restart(run_, place))
+        recoveries.append(_lose_all_slots(run_, place))
         loaded.change(run_)
-        say(f"restarts, {name}", number + 1, repeats)
+        say(f"recoveries, {name}", number + 1, repeats)
     run_.stop()
     return {
         "duration_ms": round(statistics.median(one.duration_ms for one in recoveries), 1),
@@ -103,18 +103,20 @@ def _restarts(loaded: LoadedJob, place: Path, repeats: int, name: str, say: Say)
     }
 
 
-def _restart(run_: sl.JobRun, place: Path) -> sl.Recovery:
+def _lose_all_slots(run_: sl.JobRun, place: Path) -> sl.Recovery:
     """Kill every slot together with its working files, and wait until the run is back."""
     before = len(run_.recoveries())
-    slots = [slot["pid"] for manager in run_.processes().values() for slot in manager["slots"].values()]
+    slots = {
+        int(index): slot["pid"] for manager in run_.processes().values() for index, slot in manager["slots"].items()
+    }
     for folder in (place / "local").glob("strandline/*/*/gen-*"):
         shutil.rmtree(folder, ignore_errors=True)
-    for pid in slots:
+    for pid in slots.values():
         os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        found = [one for one in run_.recoveries()[before:] if one.kind == "restart"]
-        if found and run_.status == "running":
+        found = run_.recoveries()[before:]
+        if found and set(slots) == {slot for one in found for slot in one.slots}:
             return found[-1]
         time.sleep(0.05)
     raise StrandlineError(f"the run was not back after {PATIENCE:.0f} s: it is {run_.status}")
@@ -123,7 +125,7 @@ def _restart(run_: sl.JobRun, place: Path) -> sl.Recovery:
 def show(result: dict[str, Any], console: Console) -> None:
     """Print the figures of `run` as a table."""
     parameters = result["parameters"]
-    table = Table(title=f"restart with {parameters['keys']:,} keys", title_justify="left")
+    table = Table(title=f"all slots lost, with {parameters['keys']:,} keys", title_justify="left")
     for header in ("", "seconds", "read locally (MB)", "read from storage (MB)"):
         table.add_column(header, justify="right" if header else "left")
     for text, name in (

@@ -1,4 +1,4 @@
-"""The command line: `strandline demo`, `bench`, `checkpoints`, `version`."""
+"""The command line: `strandline demo`, `bench`, `checkpoints`, `savepoint`, `version`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.text import Text
 import strandline
 from strandline.bench.cli import app as bench_app
 from strandline.cli_checkpoints import app as checkpoints_app
+from strandline.cli_savepoint import savepoint
 from strandline.errors import StrandlineError
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(bench_app, name="bench")
+app.command()(savepoint)
 
 INTERRUPTED = 130
 

@@ -36,7 +36,7 @@ StorageOptions = Annotated[
 @app.command("ls")
 def list_checkpoints(location: Location, as_json: Json = False, storage_option: StorageOptions = None) -> None:
     """List the completed checkpoints that are retained."""
-    folders = JobFolder.find(location, _settings(storage_option))
+    folders = JobFolder.find(location, storage_settings(storage_option))
     found = [(folder, folder.checkpoints()) for folder in folders]
     if as_json:
         _print_json([facts.to_json() for _folder, checkpoints in found for facts in checkpoints])
@@ -79,7 +79,7 @@ def verify_checkpoints(
 
     Every file that is damaged or missing is reported; the exit code is 1 if there is any. This reads the full state.
     """
-    settings = _settings(storage_option)
+    settings = storage_settings(storage_option)
     one = JobFolder.find_checkpoint(location, settings)
     if one is not None:
         verifications = [Verification(one[0].storage, one[0].job, one[1])]
@@ -145,7 +145,7 @@ def collect_garbage(
 
 
 def _one_job(location: str, job: str | None, storage_option: list[str] | None) -> JobFolder:
-    folders = JobFolder.find(location, _settings(storage_option))
+    folders = JobFolder.find(location, storage_settings(storage_option))
     names = ", ".join(folder.job for folder in folders)
     chosen = [folder for folder in folders if job in (None, folder.job)]
     if len(chosen) != 1:
@@ -230,7 +230,7 @@ def _print_garbage(folder: JobFolder, garbage: Garbage, deleted: bool) -> None:
         say(f"{len(files.numbers)} _metadata kept until a checkpoint with a higher number has completed")
 
 
-def _settings(pairs: list[str] | None) -> dict[str, str]:
+def storage_settings(pairs: list[str] | None) -> dict[str, str]:
     settings = {}
     for pair in pairs or []:
         name, equals, value = pair.partition("=")

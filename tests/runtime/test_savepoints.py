@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import threading
@@ -9,10 +10,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import strandline as sl
+from strandline.cli import app
 from strandline.errors import CheckpointError, CheckpointNotFoundError, ConfigError, DamagedFileError
-from strandline.runtime.savepoints import dispose_savepoint, open_savepoint
+from strandline.runtime.savepoints import open_savepoint
 from tests.runtime.conftest import Place, running_sums
 
 pytestmark = pytest.mark.spark
@@ -69,8 +72,13 @@ def test_a_savepoint_moves_between_backends_parallelisms_and_folders(place: Plac
     with pytest.raises(DamagedFileError, match=largest.name):
         place.sums().start(restore=back)
     largest.write_bytes(content)
-    storage, metadata = open_savepoint(str(back), {})
-    assert dispose_savepoint(storage, metadata) == 3
+    shown = CliRunner().invoke(app, ["savepoint", back, "--json"])
+    facts = json.loads(shown.stdout)
+    assert (facts["job"], facts["format"], facts["parallelism"]) == ("visits", "canonical", 2)
+    assert facts["full_bytes"] == sum(facts["operators"].values()) > 0
+    assert "canonical savepoint of job visits" in CliRunner().invoke(app, ["savepoint", back]).stdout
+    gone = CliRunner().invoke(app, ["savepoint", "--dispose", back])
+    assert "Savepoint disposed" in gone.stdout
     assert not Path(back).exists()
     with pytest.raises(CheckpointNotFoundError, match="not the path of a checkpoint or savepoint"):
         place.sums().start(restore=back)

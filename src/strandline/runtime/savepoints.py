@@ -92,7 +92,7 @@ def upload_savepoint(storage: Storage, snapshots: Sequence[SubtaskSnapshot]) -> 
                         key_group_start=snapshot.key_groups.start,
                         key_group_end=snapshot.key_groups.stop,
                         backend=snapshot.backend,
-                        incremental=snapshot.incremental,
+                        incremental=any(file.shared for file in files),
                         files=files,
                         states=tuple(report.states),
                     ),

@@ -152,7 +152,7 @@ class Host:
         scratch = run_folder(run.local_dir, run.job, run.run_id) / f"log-{time.time_ns()}"
         self.log = TaskLog(storage, JOB, run.changelog, self.uploader, scratch) if run.changelog else None
         if self.log is not None:
-            self.log.start(self.freeze, self.thaw)
+            self.log.start(self.freeze, self.thaw, lambda index: self.slots[index].tidy(None))
 
     @property
     def task_log(self) -> TaskLog:

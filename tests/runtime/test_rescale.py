@@ -36,8 +36,11 @@ def kill_a_slot(run: sl.JobRun) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"changelog": True, "materialization_interval": "1s"}, {"state_backend": "heap"}],
-    ids=["rocksdb", "changelog", "heap"],
+    [
+        pytest.param({}, id="rocksdb"),
+        pytest.param({"changelog": True, "materialization_interval": "1s"}, id="changelog"),
+        pytest.param({"state_backend": "heap"}, id="heap", marks=pytest.mark.slow),
+    ],
 )
 def test_restored_at_any_parallelism(place: Place, runs: list[sl.JobRun], options: dict[str, Any]) -> None:
     rows = batches(8, seed=1)

@@ -217,6 +217,10 @@ class OperatorSlot:
         held.changes.discard()
         held.output.discard()
 
+    def tidy(self) -> None:
+        """Make the state small for a snapshot that many checkpoints will name. Batches go on meanwhile."""
+        self._backend.tidy()
+
     def barrier(self, checkpoint_id: int) -> float:
         """Freeze the committed state: the synchronous part of a checkpoint. Returns its milliseconds.
 

@@ -186,6 +186,11 @@ class Slot:
             times = pool.map(lambda op: op.barrier(body["checkpoint"]), self.operators.values())
             return dict(zip(self.operators, times, strict=True))
 
+    def tidy(self, _body: Any) -> None:
+        """See `OperatorSlot.tidy`."""
+        for op in self.operators.values():
+            op.tidy()
+
     def savepoint(self, body: dict[str, Any]) -> None:
         """Freeze the state for a savepoint; `report` and `release` follow, as after a barrier."""
         for op in self.operators.values():
@@ -213,6 +218,7 @@ class Slot:
                 "prepare_empty",
                 "discard",
                 "commit",
+                "tidy",
                 "barrier",
                 "savepoint",
                 "report",

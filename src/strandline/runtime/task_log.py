@@ -165,9 +165,13 @@ class TaskLog:
         self._materializing = threading.Lock()
         self._threads: list[threading.Thread] = []
 
-    def start(self, freeze: Freeze, thaw: Callable[[int, int], None]) -> None:
-        """Begin to work. `freeze` and `thaw` reach a slot: take a local snapshot, and let it go again."""
+    def start(self, freeze: Freeze, thaw: Callable[[int, int], None], tidy: Callable[[int], None]) -> None:
+        """Begin to work. `freeze` and `thaw` reach a slot: take a local snapshot, and let it go again.
+
+        `tidy` has a slot make its state smaller, in its own time, before it is materialized.
+        """
         self._freeze = freeze
+        self._tidy = tidy
         self._thaw = thaw
         for target in (self._upload_loop, self._materialize_loop):
             thread = threading.Thread(target=target, daemon=True, name=target.__name__.strip("_"))
@@ -522,6 +526,7 @@ class TaskLog:
             logs = [self._book.log((op.uid, index)) for op in slot.spec.operators]
             if all(known.base is not None and not known.segments for known in logs):
                 return
+        self._tidy(index)
         frozen = self._frozen(index)
         try:
             self._make_durable(frozen)

@@ -124,7 +124,7 @@ class TaskManager:
             unix_path=str(socket_folder(run.run_id) / f"tm-{os.getpid()}.sock"),
         )
         if self._log is not None:
-            self._log.start(self._freeze, self._thaw)
+            self._log.start(self._freeze, self._thaw, self._tidy)
 
     def _open_log(self, storage: Storage, settings: ChangelogSettings) -> TaskLog:
         scratch = self._folder / f"log-{os.getpid()}"
@@ -398,6 +398,11 @@ class TaskManager:
             raise SlotLostError(f"slot {index} of job {self.run.job} is not running")
         slot.client.call("barrier", {"checkpoint": number})
         return lambda: _snapshots(slot, number, time.time())
+
+    def _tidy(self, index: int) -> None:
+        slot = self._slots.get(index)
+        if slot is not None:
+            slot.client.call("tidy")
 
     def _thaw(self, index: int, number: int) -> None:
         """The slot's files of that state are not needed for an upload any more."""

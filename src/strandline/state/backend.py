@@ -79,6 +79,12 @@ class StateBackend(ABC):
         A `full` snapshot can be restored by every backend, whatever the backend's usual ones are like.
         """
 
+    def tidy(self) -> None:  # noqa: B027 - most have nothing to do
+        """Get rid of what was deleted, if that is much: snapshots that follow are smaller, and scans faster.
+
+        May take a while; everything else may go on meanwhile.
+        """
+
     @abstractmethod
     def size_bytes(self) -> int:
         """Roughly what the live state takes up, on disk and in memory."""

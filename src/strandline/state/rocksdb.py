@@ -71,6 +71,8 @@ class RocksDBBackend(StateBackend):
         self._restored = dict(restored)
         self._unlogged = without_log()
         self._long_scans: WeakSet[Generator[tuple[bytes, bytes]]] = WeakSet()
+        self._deletes = 0
+        """Since everything was merged last."""
         self._unflushed_deletes = 0
         self._closed = False
         self.open_id = uuid4().hex
@@ -117,6 +119,7 @@ class RocksDBBackend(StateBackend):
                             put(key, value)
                 self._db.write(batch, self._unlogged)
             if self._unflushed_deletes >= _FLUSH_DELETES:
+                self._deletes += self._unflushed_deletes
                 self._unflushed_deletes = 0
                 self._db.flush(False)
 
@@ -131,10 +134,17 @@ class RocksDBBackend(StateBackend):
         frozen.parent.mkdir(parents=True, exist_ok=True)
         with disk_full_names(frozen.parent):
             Checkpoint(self._db).create_checkpoint(str(frozen))
+        self._deletes += self._unflushed_deletes
         self._unflushed_deletes = 0
         if not incremental:
             return _FullSnapshot(frozen, directory, self._compression)
         return _IncrementalSnapshot(directory, self.open_id, self._restored)
+
+    def tidy(self) -> None:
+        deletes = self._deletes + self._unflushed_deletes
+        if deletes >= _FLUSH_DELETES and 2 * deletes > self._property("rocksdb.estimate-num-keys"):
+            self._deletes = 0
+            self._db.compact_range(None, None)
 
     def size_bytes(self) -> int:
         return self._property("rocksdb.live-sst-files-size") + self._property("rocksdb.cur-size-all-mem-tables")

@@ -128,6 +128,17 @@ class BackendContract:
         assert _restored(open_backend, tmp_path / "restored", snapshot) == {b"aa1": b"old", b"aa2": b"kept"}
         assert dict(backend.scan(b"")) == {b"aa1": b"new", b"aa3": b"later"}
 
+    def test_tidying_up_changes_nothing_but_the_size(self, backend: StateBackend, tmp_path: Path) -> None:
+        keys = [key(i % 4, b"%06d" % i) for i in range(140_000)]
+        for some in (keys[:70_000], keys[70_000:]):
+            backend.apply(some, some)
+        backend.apply(keys[:-100], [None] * (len(keys) - 100))
+        backend.tidy()
+        assert list(backend.scan(b"")) == sorted((one, one) for one in keys[-100:])
+        snapshot = backend.snapshot(tmp_path / "tidy")
+        assert sum(file.size for file in snapshot.write()) < 100_000
+        snapshot.release()
+
     def test_a_restored_backend_goes_on_by_itself(
         self, backend: StateBackend, open_backend: Opener, tmp_path: Path
     ) -> None:

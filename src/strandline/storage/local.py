@@ -24,6 +24,8 @@ from strandline.storage.base import TEMPORARY, Storage, StoredFile, checked_path
 
 T = TypeVar("T")
 
+_SYNCED_BYTES = 4 << 20
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -214,10 +216,16 @@ def _write_bytes(file: Path, data: bytes) -> None:
 
 
 def _copy(source: Path, target: Path, *, sync: bool) -> None:
-    shutil.copyfile(source, target)
-    if sync:
-        with target.open("rb+") as stream:
-            os.fsync(stream.fileno())
+    if not sync:
+        shutil.copyfile(source, target)
+        return
+    with source.open("rb") as incoming, target.open("wb") as stream:
+        # Piece by piece: while the disk takes a large one, everybody else's small files wait.
+        while piece := incoming.read(_SYNCED_BYTES):
+            stream.write(piece)
+            stream.flush()
+            os.fdatasync(stream.fileno())
+        os.fsync(stream.fileno())
 
 
 def _make_folder(folder: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any, cast, get_args
 
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import ConfigError
+from strandline.progress import steps
 from strandline.runtime.recoveries import Recovery, Rescaling
 from strandline.runtime.run import Run
 from strandline.runtime.savepoints import SavepointFormat
@@ -57,9 +58,11 @@ class JobRun:
 
         The batch that runs is finished and covered by a checkpoint; then the query behind the run is replaced by one
         with `parallelism` subtasks, spread over all executors that there are. With the number that there is now, only
-        the spreading is done: so new executors get work. If it fails, the run goes on as it was.
+        the spreading is done: so new executors get work. If it fails, the run goes on as it was. On a terminal a bar
+        shows how far it is.
         """
-        return self._run.rescale(parallelism)
+        with steps(f"rescaling to {parallelism}", 4) as step:
+            return self._run.rescale(parallelism, step)
 
     def savepoint(self, directory: str | os.PathLike[str], *, format: SavepointFormat = "canonical") -> str:
         """Write the state of the whole job into a new folder in `directory`, and return the folder's path.

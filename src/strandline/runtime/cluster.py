@@ -263,7 +263,10 @@ class Cluster:
 
         def start(identity: str) -> dict[int, dict[str, Any]]:
             local = deployment.rescale or self.run.local_recovery
-            answer: dict[int, dict[str, Any]] = self._managers[identity].client.call(
+            manager = self._managers.get(identity)
+            if manager is None:
+                raise SlotLostError(f"task manager {identity} was lost before it had its slots")
+            answer: dict[int, dict[str, Any]] = manager.client.call(
                 "start_slots", {"specs": work[identity], "local": local}
             )
             return answer
@@ -306,9 +309,11 @@ class Cluster:
                 time.sleep(0.1)  # so that no executor is done with its task before another one has got one
             return [ensure_task_manager(run)]
 
-        found = context.parallelize(range(tasks), tasks).mapPartitions(ensure).collect()
-        # One that has registered is known here, unless it has died since.
-        return sorted(identity for identity in set(found) if identity in self._managers)
+        found = set(context.parallelize(range(tasks), tasks).mapPartitions(ensure).collect())
+        alive = sorted(found & self._managers.keys())  # they have registered, unless they have died since
+        if not alive:
+            raise SlotLostError(f"job {run.job}: the task managers {sorted(found)} were lost as soon as they had begun")
+        return alive
 
     def _rescaled_homes(self, before: Deployment, after: Deployment) -> dict[int, str]:
         """Where the slots of another parallelism go: to what most of their state is near, evenly on all executors."""

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from strandline.checkpoint.metadata import StateFile
@@ -48,11 +48,15 @@ class LocalCopies:
             self.failed += 1
             log.warning("no local copy of %s: %s", path, error)
 
-    def prune(self, needed: Collection[str]) -> None:
-        """Only what is `needed` stays; what task managers that are gone had kept goes, too."""
-        names = {_LOCK, *map(_name, needed)}
+    def prune(self, needed: Callable[[], Collection[str]]) -> None:
+        """Only what is `needed` stays; what task managers that are gone had kept goes, too.
+
+        Files that are kept while this goes on stay in any case: what is needed is asked for after the folder is read.
+        """
         try:
-            for path in self._folder.iterdir():
+            found = [path for path in self._folder.iterdir() if path.name != _LOCK]
+            names = set(map(_name, needed()))
+            for path in found:
                 if path.name not in names:
                     path.unlink(missing_ok=True)
             for other in self._parent.iterdir():

@@ -25,6 +25,7 @@ from strandline.errors import (
     JobFailedError,
     StrandlineError,
 )
+from strandline.progress import Step
 from strandline.runtime.batches import FATAL
 from strandline.runtime.cluster import Cluster
 from strandline.runtime.generation import Generation
@@ -79,8 +80,8 @@ class Run:
         self._changed = threading.Condition()
         self._asked = False
         """Whether somebody asked the run to end."""
-        self._rescale: tuple[int, Future[Rescaling]] | None = None
-        """The parallelism that somebody asked for."""
+        self._rescale: tuple[int, Future[Rescaling], Step] | None = None
+        """The parallelism that somebody asked for, and whom to tell."""
         self._ending = threading.Lock()
         self._totals = {"rounds_repeated": 0, "replaced_slots": 0}
         self._done = threading.Event()
@@ -185,7 +186,9 @@ class Run:
             log.exception("job %s: the supervisor failed", self.name)
             self._fail(StrandlineError(f"job {self.name}: {type(error).__name__}: {error}"))
 
-    def _go_on_with(self, generation: Generation, parallelism: int, asked: Future[Rescaling]) -> StrandlineError | None:
+    def _go_on_with(
+        self, generation: Generation, parallelism: int, asked: Future[Rescaling], step: Step
+    ) -> StrandlineError | None:
         """Replace a generation, between two batches, by one of another parallelism; returns what went wrong.
 
         What is slow and needs no state is done while the old generation still works.
@@ -193,11 +196,14 @@ class Run:
         assert self._cluster is not None
         before, began = self._config, time.time()
         try:
+            step("finishing the batch")
             self._cluster.warm(parallelism)
             generation.batch_function.hold()
             held = time.time()
+            step("taking a checkpoint")
             generation.checkpoints.take(generation.heal)
             covered = time.time()
+            step("ending the query")
         except StrandlineError as error:
             asked.set_exception(error)
             generation.batch_function.go_on()
@@ -206,6 +212,7 @@ class Run:
             self._set_status("rescaling")
             self._close_generation(generation)
             self._config = before.replace(parallelism=parallelism)
+            step(f"opening the state of {parallelism} subtasks")
             self._open_generation(rescale=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on as it was if it can
             self._config = before
@@ -348,7 +355,7 @@ class Run:
             )
         return taken
 
-    def rescale(self, parallelism: int) -> Rescaling:
+    def rescale(self, parallelism: int, step: Step) -> Rescaling:
         self._config.replace(parallelism=parallelism)  # raises what is wrong with it
         if self._available_now:
             raise ConfigError("a run with available_now=True cannot be rescaled; start it with another parallelism")
@@ -356,7 +363,7 @@ class Run:
         with self._changed:
             if self._rescale is not None:
                 raise StrandlineError(f"job {self.name!r} is being rescaled already")
-            self._rescale = (parallelism, asked)
+            self._rescale = (parallelism, asked, step)
         while True:
             with suppress(TimeoutError):
                 return asked.result(timeout=0.2)

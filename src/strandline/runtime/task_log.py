@@ -466,10 +466,14 @@ class TaskLog:
             lost = self._book.completed(checkpoint_id)
             # Nothing of what these subtasks had uploaded can be relied on any more.
             self._snapshots.forget(lost)
-            if self._copies is not None:
-                self._copies.prune(self._book.identities())
+        if self._copies is not None:
+            self._copies.prune(self._identities)
         if lost:
             log.warning("checkpoint %d names other files of %s: they are materialized anew", checkpoint_id, lost)
+
+    def _identities(self) -> set[str]:
+        with self._wake:
+            return self._book.identities()
 
     def aborted(self, checkpoint_id: int) -> None:
         with self._wake:

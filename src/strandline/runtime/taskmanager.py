@@ -416,7 +416,7 @@ class TaskManager:
             return
         replaced = msgspec.convert(body["replaced"], dict[str, FileHandle])
         self._uploader.completed(body["checkpoint"], replaced)
-        self._copies.prune(self._uploader.identities())
+        self._copies.prune(self._uploader.identities)
 
     def checkpoint_aborted(self, body: dict[str, Any]) -> None:
         if self._log is not None:

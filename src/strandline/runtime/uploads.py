@@ -300,7 +300,7 @@ class SnapshotUploader:
 
     def identities(self) -> set[str]:
         """The files of the newest completed checkpoint, and of those that may still complete."""
-        return set().union(*self._named.values())
+        return set().union(*list(self._named.values()))
 
     def aborted(self, checkpoint_id: int) -> None:
         """The checkpoint is given up: what is not uploaded yet need not be."""

@@ -1,6 +1,6 @@
 """A job on a real cluster of executors, some of which come or are lost while it runs; prints what happened as JSON.
 
-    python -m tests.runtime.cluster_driver ROOT MASTER LOSSES
+    python -m tests.runtime.cluster_driver ROOT MASTER PARALLELISM LOSSES
 
 Executors reach each other and the driver by TCP alone, as on different hosts. With a standalone master (`spark://`) a
 second worker is started in the middle, and the run is spread over it.
@@ -30,8 +30,6 @@ import strandline as sl
 from strandline.runtime.wire import TCP_ONLY
 from tests.runtime.conftest import Place, running_sums, wait_until
 
-PARALLELISM = 4
-
 
 def executor_of(manager: str) -> int:
     """The process id of the executor that a task manager belongs to: part of its identity."""
@@ -57,7 +55,7 @@ def lose_a_host(run: sl.JobRun, place: Place, choice: random.Random) -> list[int
 
 
 def main() -> None:
-    root, master, losses = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    root, master, parallelism, losses = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     root.mkdir(parents=True, exist_ok=True)
     os.environ[TCP_ONLY] = "1"
@@ -76,7 +74,7 @@ def main() -> None:
     choice = random.Random(7)
     rows = [[(f"user{choice.randrange(50)}", choice.randrange(100)) for _ in range(200)] for _ in range(3 * losses + 3)]
     job = place.sums(
-        changelog=True, checkpoint_interval="300ms", materialization_interval="2s", parallelism=PARALLELISM
+        changelog=True, checkpoint_interval="300ms", materialization_interval="2s", parallelism=parallelism
     )
     run = job.start()
     try:
@@ -128,7 +126,7 @@ def _story(
         start_worker()
         wait_until(lambda: _executors(place) == 2, 60, "a second executor")
         assert _slots(run) == at_start, "a new executor gets no work by itself"
-        run.rescale(PARALLELISM)
+        run.rescale(run.figures()["parallelism"])
     query = place.spark.streams.active[0]
     spread = _slots(run)
     lost: list[list[int]] = []

@@ -209,6 +209,7 @@ def test_a_job_of_another_shape_does_not_start_and_does_not_disturb_the_run(
     assert place.rows() == running_sums([FIRST, SECOND, THIRD])
 
 
+@pytest.mark.slow
 def test_an_aggregate_over_other_columns_is_refused_before_the_takeover(place: Place, runs: list[sl.JobRun]) -> None:
     def job(**aggregates: Any) -> sl.Job:
         job = place.job()
@@ -230,6 +231,7 @@ def test_an_aggregate_over_other_columns_is_refused_before_the_takeover(place: P
     assert ("ann", 3) in place.rows()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_job_is_refused_beside_it_and_in_another_directory(place: Place) -> None:
     run_once(place, FIRST)
     for directory in (place.checkpoints, place.root / "elsewhere"):
@@ -317,6 +319,7 @@ def test_an_sst_with_a_flipped_byte_is_found_by_its_checksum(place: Place) -> No
     assert place.rows() == running_sums([FIRST, SECOND])
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_that_is_damaged_does_not_hold_the_job_up(place: Place, runs: list[sl.JobRun]) -> None:
     run = place.sums(num_retained=3, checkpoint_interval="1h").start()
     runs.append(run)
@@ -464,6 +467,7 @@ def large_batch(seed: int, keys: int = 30_000) -> list[tuple[str | None, int]]:
     return [(f"user-{seed}-{number:06d}-{'x' * 40}", number) for number in range(keys)]
 
 
+@pytest.mark.slow
 def test_a_full_local_disk_stops_the_run_and_a_larger_one_lets_it_go_on(
     place: Place, runs: list[sl.JobRun], small_disk: SmallDisk
 ) -> None:

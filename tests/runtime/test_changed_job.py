@@ -136,7 +136,7 @@ def feed(place: Place, run: sl.JobRun, batches: list[list[tuple[str, int]]]) -> 
         run.process_all_available()
 
 
-@pytest.mark.parametrize("changelog", [False, True])
+@pytest.mark.parametrize("changelog", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_changed_job_goes_on_with_what_it_still_has(
     tmp_path: Path, spark: Any, runs: list[sl.JobRun], changelog: bool
 ) -> None:

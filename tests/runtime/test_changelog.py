@@ -169,6 +169,7 @@ def test_the_changelog_is_switched_on_and_off_between_runs_over_the_same_state(
     check_storage(place)
 
 
+@pytest.mark.slow
 def test_no_claim_and_overlapping_checkpoints_work_with_the_changelog(place: Place, runs: list[sl.JobRun]) -> None:
     """What the original cannot do."""
     data = batches(6, users=20, rows=50)

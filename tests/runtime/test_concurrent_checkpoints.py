@@ -251,6 +251,7 @@ def test_only_one_checkpoint_at_a_time_unless_more_are_allowed(
         assert after.trigger_time >= ended(before) - 0.001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("concurrent", [1, 2])
 def test_the_minimum_pause_separates_the_end_of_one_checkpoint_from_the_start_of_the_next(
     place: Place, runs: list[sl.JobRun], concurrent: int

@@ -174,7 +174,11 @@ def test_list_and_map_state(place: Place, runs: list[sl.JobRun]) -> None:
 
 @pytest.mark.parametrize(
     ("backend", "incremental"),
-    [("heap", False), ("rocksdb", True), pytest.param("rocksdb", False, marks=pytest.mark.slow)],
+    [
+        pytest.param("heap", False, marks=pytest.mark.slow),
+        ("rocksdb", True),
+        pytest.param("rocksdb", False, marks=pytest.mark.slow),
+    ],
 )
 def test_aggregates_equal_a_batch_computation(place: Place, backend: str, incremental: bool) -> None:
     rows: list[list[tuple[str | None, int]]] = [

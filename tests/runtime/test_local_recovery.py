@@ -36,7 +36,7 @@ def lose_all_slots(place: Place, run: sl.JobRun) -> sl.Recovery:
     return run.recoveries()[-1]
 
 
-@pytest.mark.parametrize("changelog", [False, True])
+@pytest.mark.parametrize("changelog", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_local_copies_are_used_verified_and_replaced_by_the_primary(
     place: Place, runs: list[sl.JobRun], changelog: bool
 ) -> None:
@@ -82,6 +82,7 @@ def test_local_copies_are_used_verified_and_replaced_by_the_primary(
     run.stop()
 
 
+@pytest.mark.slow
 def test_without_local_recovery_storage_is_read(place: Place, runs: list[sl.JobRun]) -> None:
     run = place.sums(checkpoint_interval="1h").start()
     runs.append(run)

@@ -34,12 +34,13 @@ def kill_a_slot(run: sl.JobRun) -> None:
     os.kill(random.choice(slots), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         pytest.param({}, id="rocksdb"),
         pytest.param({"changelog": True, "materialization_interval": "1s"}, id="changelog"),
-        pytest.param({"state_backend": "heap"}, id="heap", marks=pytest.mark.slow),
+        pytest.param({"state_backend": "heap"}, id="heap"),
     ],
 )
 def test_restored_at_any_parallelism(place: Place, runs: list[sl.JobRun], options: dict[str, Any]) -> None:
@@ -60,14 +61,21 @@ def test_restored_at_any_parallelism(place: Place, runs: list[sl.JobRun], option
         assert place.rows() == running_sums(rows[:done])
 
 
-@pytest.mark.parametrize("changelog", [False, True])
-def test_rescaled_while_it_runs(place: Place, runs: list[sl.JobRun], changelog: bool) -> None:
+@pytest.mark.parametrize(
+    ("changelog", "steps"),
+    [
+        (True, (3, 2)),
+        pytest.param(True, (5, 3, 8), marks=pytest.mark.slow),
+        pytest.param(False, (5, 3, 8), marks=pytest.mark.slow),
+    ],
+)
+def test_rescaled_while_it_runs(place: Place, runs: list[sl.JobRun], changelog: bool, steps: tuple[int, ...]) -> None:
     rows = batches(8, seed=2)
     run = place.sums(changelog=changelog, checkpoint_interval="200ms").start()
     runs.append(run)
     feed(place, run, rows[:2])
     done = 2
-    for parallelism in (5, 3, 8):
+    for parallelism in steps:
         place.write(rows[done])
         rescaled = run.rescale(parallelism)
         assert (rescaled.parallelism, run.figures()["parallelism"]) == (parallelism, parallelism)
@@ -82,10 +90,10 @@ def test_rescaled_while_it_runs(place: Place, runs: list[sl.JobRun], changelog: 
     with pytest.raises(ConfigError, match="parallelism"):
         run.rescale(0)
     run.stop()
-    # The next run of the job begins as it was configured, with what the rescaled one left.
-    run = place.sums(changelog=changelog).start()
+    # The next run of the job begins as it is configured, with what the rescaled one left.
+    run = place.sums(changelog=changelog, parallelism=3).start()
     runs.append(run)
-    assert run.figures()["parallelism"] == 2
+    assert run.figures()["parallelism"] == 3
     more = batches(1, seed=3)
     feed(place, run, more)
     run.stop()

@@ -162,7 +162,14 @@ def lose_a_file(place: Place, folder: Path) -> str:
     return f"{path} is missing"
 
 
-@pytest.mark.parametrize("harm", [damage_metadata, flip_a_byte, pytest.param(lose_a_file, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        pytest.param(damage_metadata, marks=pytest.mark.slow),
+        flip_a_byte,
+        pytest.param(lose_a_file, marks=pytest.mark.slow),
+    ],
+)
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
     place: Place, runs: list[sl.JobRun], caplog: pytest.LogCaptureFixture, harm: Callable[[Place, Path], str]
 ) -> None:

@@ -88,7 +88,7 @@ def test_a_savepoint_moves_between_backends_parallelisms_and_folders(place: Plac
     assert place.rows() == running_sums(ROWS[:6])
 
 
-@pytest.mark.parametrize("changelog", [False, True])
+@pytest.mark.parametrize("changelog", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_native_savepoints_beside_checkpoints(place: Place, runs: list[sl.JobRun], changelog: bool) -> None:
     run = place.sums(changelog=changelog, checkpoint_interval="100ms").start()
     runs.append(run)

@@ -78,7 +78,11 @@ def main() -> None:
     )
     run = job.start()
     try:
-        with worker(master) if master.startswith("spark://") else nullcontext(None) as start_worker:
+        with (
+            worker(root / "second-worker", master)
+            if master.startswith("spark://")
+            else nullcontext(None) as start_worker
+        ):
             print(json.dumps(_story(run, place, rows, losses, choice, start_worker)))
             run.stop()
     finally:
@@ -88,12 +92,13 @@ def main() -> None:
 
 
 @contextmanager
-def worker(master: str) -> Iterator[Callable[[], None]]:
+def worker(folder: Path, master: str) -> Iterator[Callable[[], None]]:
     """Starts one more worker of a standalone cluster when it is called; it ends with the context."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:
-        started.append(start_spark_process("worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", master))
+        arguments = ("worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", master)
+        started.append(start_spark_process(folder, *arguments))
 
     try:
         yield start
@@ -103,11 +108,17 @@ def worker(master: str) -> Iterator[Callable[[], None]]:
             process.wait()
 
 
-def start_spark_process(class_: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """A process of a standalone cluster."""
-    jars = Path(pyspark.__file__).parent / "jars" / "*"
-    command = ["java", "-Xmx512m", "-cp", str(jars), f"org.apache.spark.deploy.{class_}", *arguments]
-    environment = {**os.environ, "SPARK_HOME": str(Path(pyspark.__file__).parent), "SPARK_WORKER_CORES": "2"}
+def start_spark_process(folder: Path, class_: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """A process of a standalone cluster, which may write into `folder`."""
+    home = Path(pyspark.__file__).parent
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_SCALA_VERSION": "2.13",
+        "SPARK_WORKER_CORES": "2",
+        "SPARK_WORKER_DIR": str(folder),
+    }
+    command = ["java", "-Xmx512m", "-cp", str(home / "jars" / "*"), f"org.apache.spark.deploy.{class_}", *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

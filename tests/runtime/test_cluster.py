@@ -64,23 +64,24 @@ def test_ten_lost_hosts_in_a_row(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_standalone_cluster_that_grows(tmp_path: Path) -> None:
-    with standalone() as master:
+    with standalone(tmp_path / "cluster") as master:
         facts = drive(tmp_path, master, 4, 2)
     assert facts["slots_at_start"] == [[0, 1, 2, 3]]
     check(facts, 4, 2)
 
 
 @contextmanager
-def standalone() -> Iterator[str]:
+def standalone(folder: Path) -> Iterator[str]:
     """A master and one worker on this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     url = f"spark://127.0.0.1:{port}"
-    processes = [start_spark_process("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")]
+    here = ("--host", "127.0.0.1", "--webui-port", "0")
+    processes = [start_spark_process(folder, "master.Master", *here, "--port", str(port))]
     try:
         wait_until(lambda: _listens(port), 60, "the master")
-        processes.append(start_spark_process("worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", url))
+        processes.append(start_spark_process(folder, "worker.Worker", *here, url))
         yield url
     finally:
         for process in reversed(processes):

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +92,11 @@ def main() -> None:
 
 
 @contextmanager
-def worker(folder: Path, master: str) -> Iterator[Callable[[], None]]:
+def more_workers(folder: Path, master: str) -> Iterator[Callable[[], None] | None]:
     """Starts one more worker of a standalone cluster when it is called; it ends with the context."""
+    if not master.startswith("spark://"):
+        yield None
+        return
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:

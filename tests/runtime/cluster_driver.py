@@ -78,11 +78,7 @@ def main() -> None:
     )
     run = job.start()
     try:
-        with (
-            worker(root / "second-worker", master)
-            if master.startswith("spark://")
-            else nullcontext(None) as start_worker
-        ):
+        with more_workers(root / "workers", master) as start_worker:
             print(json.dumps(_story(run, place, rows, losses, choice, start_worker)))
             run.stop()
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -78,6 +78,11 @@ class StateBackend(ABC):
 
         A `full` snapshot can be restored by every backend, whatever the backend's usual ones are like.
         """
+
+    def load(self, chunks: Iterable[tuple[list[bytes], list[bytes]]], scratch: Path) -> None:
+        """Add many entries, which come in ascending order of keys; `scratch` is a folder for a moment's use."""
+        for keys, values in chunks:
+            self.apply(keys, values)
 
     def tidy(self) -> None:  # noqa: B027 - most have nothing to do
         """Get rid of what was deleted, if that is much: snapshots that follow are smaller, and scans faster.

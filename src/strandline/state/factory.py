@@ -89,15 +89,13 @@ def load_snapshot(
     if not files:
         return
     if _is_full(files):
-        for full_keys, full_values in read_full_snapshot(files[0].path, key_groups):
-            backend.apply(full_keys, full_values)
+        backend.load(read_full_snapshot(files[0].path, key_groups), scratch)
         return
     folder = scratch / f"merge-{uuid4().hex}"
     try:
         other = _open_in_place(folder, files, _MERGE_MEMORY)
         try:
-            for keys, values in chunked(other.scan(*_key_range(key_groups))):
-                backend.apply(keys, values)
+            backend.load(chunked(other.scan(*_key_range(key_groups))), scratch)
         finally:
             other.close()
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,16 @@ from typing import ClassVar, Final, cast
 from uuid import uuid4
 from weakref import WeakSet
 
-from rocksdict import AccessType, Checkpoint, Options, Rdict, ReadOptions, WriteBatch
+from rocksdict import (
+    AccessType,
+    Checkpoint,
+    IngestExternalFileOptions,
+    Options,
+    Rdict,
+    ReadOptions,
+    SstFileWriter,
+    WriteBatch,
+)
 
 from strandline.errors import ConfigError, StorageError, StorageFullError
 from strandline.state.backend import Snapshot, SnapshotFile, StateBackend
@@ -30,6 +39,7 @@ _READ_ENTRIES: Final = 4096
 _FLUSH_DELETES: Final = 65_536
 """Deletes after which the write buffer is flushed: until a merge meets what they delete, every scan passes over both.
 A merge begins with files, and without frequent checkpoints nothing else would flush a small state."""
+_LOADED_FILE_BYTES: Final = 64 << 20
 _SHORT_SCAN: Final = 32
 _READER_MEMORY: Final = 16 << 20
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -76,6 +86,7 @@ class RocksDBBackend(StateBackend):
         self._unflushed_deletes = 0
         self._closed = False
         self.open_id = uuid4().hex
+        self._options = options
         directory.mkdir(parents=True, exist_ok=True)
         if tune is None:
             self._db = _open(directory, options.to_options(self._memory))
@@ -122,6 +133,33 @@ class RocksDBBackend(StateBackend):
                 self._deletes += self._unflushed_deletes
                 self._unflushed_deletes = 0
                 self._db.flush(False)
+
+    def load(self, chunks: Iterable[tuple[list[bytes], list[bytes]]], scratch: Path) -> None:
+        """Add many entries as files of their own, past the write buffers; nothing is merged for it."""
+        folder = scratch / f"load-{uuid4().hex}"
+        files: list[str] = []
+        options = self._options.to_options(self._memory)
+        try:
+            with disk_full_names(scratch):
+                writer: SstFileWriter | None = None
+                for keys, values in chunks:
+                    if writer is None:
+                        folder.mkdir(parents=True, exist_ok=True)
+                        files.append(str(folder / f"{len(files)}.sst"))
+                        writer = SstFileWriter(options)
+                        writer.open(files[-1])
+                    deque(map(writer.__setitem__, keys, values), maxlen=0)
+                    if writer.file_size() > _LOADED_FILE_BYTES:
+                        writer.finish()
+                        writer = None
+                if writer is not None:
+                    writer.finish()
+                if files:
+                    moved = IngestExternalFileOptions()
+                    moved.set_move_files(True)
+                    self._db.ingest_external_file(files, moved)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def delete_between(self, start: bytes, end: bytes) -> None:
         """Delete all entries with start <= key < end, at the cost of one."""

@@ -128,6 +128,23 @@ class BackendContract:
         assert _restored(open_backend, tmp_path / "restored", snapshot) == {b"aa1": b"old", b"aa2": b"kept"}
         assert dict(backend.scan(b"")) == {b"aa1": b"new", b"aa3": b"later"}
 
+    def test_loaded_entries_are_entries_like_all_others(
+        self, backend: StateBackend, open_backend: Opener, tmp_path: Path
+    ) -> None:
+        there = [key(0, b"a"), key(3, b"z")]
+        backend.apply(there, [b"old", b"old"])
+        backend.delete_between(key(1), key(2))
+        backend.load(iter(()), tmp_path)
+        keys = [key(1, b"%06d" % i) for i in range(30_000)]
+        backend.load(((keys[at : at + 7_000], keys[at : at + 7_000]) for at in range(0, len(keys), 7_000)), tmp_path)
+        assert backend.get_many([there[0], keys[0], keys[-1]]) == [b"old", keys[0], keys[-1]]
+        backend.apply([keys[0], keys[1]], [None, b"new"])
+        state = {**dict.fromkeys(there, b"old"), **dict(zip(keys, keys, strict=True)), keys[1]: b"new"}
+        del state[keys[0]]
+        assert dict(backend.scan(b"")) == state
+        assert _restored(open_backend, tmp_path / "restored", backend.snapshot(tmp_path / "snapshot")) == state
+        assert not list(tmp_path.glob("load-*"))
+
     def test_tidying_up_changes_nothing_but_the_size(self, backend: StateBackend, tmp_path: Path) -> None:
         keys = [key(i % 4, b"%06d" % i) for i in range(140_000)]
         for some in (keys[:70_000], keys[70_000:]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,10 @@ def test_what_passes_follows_a_plain_model(slot: Make, data: st.DataObject) -> N
             for row, (key, time) in zip(rows, drawn, strict=True):
                 if by_event and (time is None or (mini.late is not None and time <= mini.late)):
                     late += 1
-                elif key not in known or (by_event and time is not None and time > (known[key] or 0)):
-                    known[key] = None if ttl is None else ttl + (time if by_event and time is not None else now)
+                    continue
+                moment = ceil(time) if by_event and time is not None else now
+                if key not in known or (by_event and moment > (known[key] or 0)):
+                    known[key] = None if ttl is None else ttl + moment
                     expected.append(row)
             commit = data.draw(st.booleans(), "commit")
             assert mini.at(rows, later, now, commit, data.draw(st.lists(st.integers(0, 12), max_size=3))) == expected

@@ -40,9 +40,10 @@ class DeduplicateOperator(Operator):
     """Passes the first row of each key, in the order of arrival, and drops the others.
 
     Without `time_column` a key is remembered for `ttl_ms` of processing time after its first row, or for ever. With it
-    a row is a duplicate if its time is at most `ttl_ms` after that of the first one, and a key is kept until the
-    watermark has passed that; rows that are late, or have no time, are dropped and counted. What is no longer
-    remembered is removed in the background, up to twice as many keys per batch as rows came in.
+    a row is a duplicate if its time, in whole milliseconds (rounded up), is at most `ttl_ms` after that of the first
+    one, and a key is kept until the watermark has passed that; rows that are late, or have no time, are dropped and
+    counted. What is no longer remembered is removed in the background, up to twice as many keys per batch as rows came
+    in.
     """
 
     sorted_input = False

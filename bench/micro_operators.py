@@ -25,13 +25,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
-from strandline.operators import aggregate as agg
+from strandline.operators.aggregate import operator as agg
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
-from strandline.operators.process import KeyedProcessor, ProcessContext, ProcessOperator
-from strandline.state.backend import StateBackend
-from strandline.state.changes import ChangeSet
-from strandline.state.ddl import parse_schema
-from strandline.state.factory import open_backend
+from strandline.operators.process.keyed_process import KeyedProcessor, ProcessContext, ProcessOperator
+from strandline.state.backends.base import StateBackend
+from strandline.state.backends.factory import open_backend
+from strandline.state.batch.changes import ChangeSet
+from strandline.state.coding.ddl import parse_schema
 
 INPUT = StructType([StructField("k", LongType()), StructField("x", LongType())])
 RECORD_BATCH = 10_000

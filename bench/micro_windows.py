@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strandline.operators import aggregate as agg
+from strandline.operators.aggregate import operator as agg
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, SubtaskInfo
-from strandline.operators.window import WindowOperator, session, sliding, tumbling
-from strandline.state.backend import StateBackend
-from strandline.state.changes import ChangeSet
-from strandline.state.ddl import parse_schema
-from strandline.state.factory import open_backend
+from strandline.operators.windows.operator import WindowOperator, session, sliding, tumbling
+from strandline.state.backends.base import StateBackend
+from strandline.state.backends.factory import open_backend
+from strandline.state.batch.changes import ChangeSet
+from strandline.state.coding.ddl import parse_schema
 
 INPUT = parse_schema("k long, t timestamp, x long")
 RECORD_BATCH = 10_000

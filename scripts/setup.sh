@@ -25,7 +25,7 @@ find_python() {
 
 fingerprint() {
     # the folder is part of it: a moved environment holds wrong paths
-    { echo "$root"; cat requirements.lock pyproject.toml scripts/setup.sh; } | cksum
+    { echo "$root"; cat requirements.lock pyproject.toml bench/pyproject.toml scripts/setup.sh; } | cksum
 }
 
 bash scripts/check_java.sh
@@ -59,5 +59,5 @@ export DIST_EXTRA_CONFIG="$scratch/build.cfg"
 awk '/^[A-Za-z0-9]/ { wanted = /^(pip|setuptools|wheel|packaging)==/ } wanted' requirements.lock >"$scratch/build_tools"
 install --require-hashes --no-deps -r "$scratch/build_tools"
 install --require-hashes --no-build-isolation -r requirements.lock
-install --no-deps --no-build-isolation -e .
+install --no-deps --no-build-isolation -e . -e bench
 fingerprint >"$stamp"

@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from strandline.testing import ProcessorHarness
-from tests.runtime.conftest import spark  # noqa: F401  # a fixture
+from tests.jobs.conftest import spark  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.spark
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from strandline.checkpoint.stats import CheckpointStats, SubtaskStats
     from strandline.config import Config
+    from strandline.config.rocksdb import RocksDBOptions
     from strandline.errors import StrandlineError
     from strandline.job import Job, KeyedStream, Stream, WindowedStream
     from strandline.job_run import JobRun
-    from strandline.operators.aggregates import (
+    from strandline.operators.aggregate.aggregates import (
         approx_count_distinct,
         avg,
         collect_list,
@@ -22,14 +23,13 @@ if TYPE_CHECKING:
         min,
         sum,
     )
-    from strandline.operators.arrow_aggregate import ArrowAggregate
-    from strandline.operators.arrow_process import ArrowContext, ArrowProcessor
-    from strandline.operators.process import KeyedProcessor
-    from strandline.operators.process_context import ProcessContext
-    from strandline.operators.window_specs import session, sliding, tumbling
-    from strandline.runtime.recoveries import Recovery, Rescaling
+    from strandline.operators.aggregate.arrow_aggregate import ArrowAggregate
+    from strandline.operators.process.arrow_process import ArrowContext, ArrowProcessor
+    from strandline.operators.process.context import ProcessContext
+    from strandline.operators.process.keyed_process import KeyedProcessor
+    from strandline.operators.windows.specs import session, sliding, tumbling
+    from strandline.runtime.driver.recoveries import Recovery, Rescaling
     from strandline.sinks import ForeachBatchSink, ParquetSink
-    from strandline.state.rocksdb_options import RocksDBOptions
 
 __version__ = "0.1.0"
 
@@ -77,28 +77,28 @@ _HOMES = {
     "Stream": "strandline.job",
     "WindowedStream": "strandline.job",
     "JobRun": "strandline.job_run",
-    "approx_count_distinct": "strandline.operators.aggregates",
-    "avg": "strandline.operators.aggregates",
-    "collect_list": "strandline.operators.aggregates",
-    "count": "strandline.operators.aggregates",
-    "first": "strandline.operators.aggregates",
-    "last": "strandline.operators.aggregates",
-    "max": "strandline.operators.aggregates",
-    "min": "strandline.operators.aggregates",
-    "sum": "strandline.operators.aggregates",
-    "ArrowAggregate": "strandline.operators.arrow_aggregate",
-    "ArrowContext": "strandline.operators.arrow_process",
-    "ArrowProcessor": "strandline.operators.arrow_process",
-    "KeyedProcessor": "strandline.operators.process",
-    "ProcessContext": "strandline.operators.process_context",
-    "session": "strandline.operators.window_specs",
-    "sliding": "strandline.operators.window_specs",
-    "tumbling": "strandline.operators.window_specs",
-    "Recovery": "strandline.runtime.recoveries",
-    "Rescaling": "strandline.runtime.recoveries",
+    "approx_count_distinct": "strandline.operators.aggregate.aggregates",
+    "avg": "strandline.operators.aggregate.aggregates",
+    "collect_list": "strandline.operators.aggregate.aggregates",
+    "count": "strandline.operators.aggregate.aggregates",
+    "first": "strandline.operators.aggregate.aggregates",
+    "last": "strandline.operators.aggregate.aggregates",
+    "max": "strandline.operators.aggregate.aggregates",
+    "min": "strandline.operators.aggregate.aggregates",
+    "sum": "strandline.operators.aggregate.aggregates",
+    "ArrowAggregate": "strandline.operators.aggregate.arrow_aggregate",
+    "ArrowContext": "strandline.operators.process.arrow_process",
+    "ArrowProcessor": "strandline.operators.process.arrow_process",
+    "KeyedProcessor": "strandline.operators.process.keyed_process",
+    "ProcessContext": "strandline.operators.process.context",
+    "session": "strandline.operators.windows.specs",
+    "sliding": "strandline.operators.windows.specs",
+    "tumbling": "strandline.operators.windows.specs",
+    "Recovery": "strandline.runtime.driver.recoveries",
+    "Rescaling": "strandline.runtime.driver.recoveries",
     "ForeachBatchSink": "strandline.sinks",
     "ParquetSink": "strandline.sinks",
-    "RocksDBOptions": "strandline.state.rocksdb_options",
+    "RocksDBOptions": "strandline.config.rocksdb",
 }
 """Where each name lives. It is imported when it is first asked for: the processes of a run import this package, too,
 and a slot that need not load all of it, and pandas, is back sooner after a failure."""

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from strandline._options import DurationLike, parse_duration
 from strandline.config import Config
+from strandline.config.option import DurationLike, parse_duration
 from strandline.errors import ConfigError, JobDefinitionError
 from strandline.job_run import JobRun
-from strandline.operators.aggregate import Aggregate, AggregateOperator
-from strandline.operators.arrow_process import ArrowProcessOperator, ArrowProcessor
+from strandline.operators.aggregate.operator import Aggregate, AggregateOperator
 from strandline.operators.base import TIME_MODES, Operator, TimeMode
 from strandline.operators.deduplicate import DeduplicateOperator
-from strandline.operators.join import JoinOperator
-from strandline.operators.join_plan import LEFT, RIGHT, SIDE_COLUMN, JoinType
-from strandline.operators.process import KeyedProcessor, ProcessOperator
-from strandline.operators.window import WindowOperator
-from strandline.operators.window_specs import WindowSpec
-from strandline.runtime.plan import (
+from strandline.operators.join.operator import JoinOperator
+from strandline.operators.join.plan import LEFT, RIGHT, SIDE_COLUMN, JoinType
+from strandline.operators.process.arrow_process import ArrowProcessOperator, ArrowProcessor
+from strandline.operators.process.keyed_process import KeyedProcessor, ProcessOperator
+from strandline.operators.windows.operator import WindowOperator
+from strandline.operators.windows.specs import WindowSpec
+from strandline.runtime.driver.plan import (
     Graph,
     Node,
     OutputNode,
@@ -36,8 +36,8 @@ from strandline.runtime.plan import (
     prototype,
     source_problems,
 )
-from strandline.runtime.run import Run
-from strandline.runtime.takeover import ClaimMode, Restore
+from strandline.runtime.driver.restore.takeover import ClaimMode, Restore
+from strandline.runtime.driver.run import Run
 from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
 from strandline.storage import JobPaths, is_local, open_storage
 
@@ -336,7 +336,7 @@ class KeyedStream:
                     f"operator {uid!r}: initial_state must be a batch DataFrame with the key columns "
                     f"{', '.join(self._columns)}"
                 )
-        from strandline.operators.spark_processor import SparkProcessorOperator
+        from strandline.operators.spark.processor import SparkProcessorOperator
 
         operator = SparkProcessorOperator(
             uid,

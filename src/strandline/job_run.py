@@ -8,9 +8,9 @@ from typing import Any, cast, get_args
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import ConfigError
 from strandline.progress import steps
-from strandline.runtime.recoveries import Recovery, Rescaling
-from strandline.runtime.run import Run
-from strandline.runtime.savepoints import SavepointFormat
+from strandline.runtime.driver.recoveries import Recovery, Rescaling
+from strandline.runtime.driver.run import Run
+from strandline.runtime.driver.savepoints import SavepointFormat
 
 
 class JobRun:

@@ -21,7 +21,7 @@ from strandline.checkpoint import (
 from strandline.checkpoint.restore import common_groups, left_out, overlapping
 from strandline.checkpoint.retention import retain
 from strandline.errors import IncompatibleCheckpointError
-from strandline.state.keys import key_group_range
+from strandline.state.coding.keys import key_group_range
 
 
 def checkpoint(**fields: Any) -> CheckpointMetadata:

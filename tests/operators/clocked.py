@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strandline.operators.base import BatchInfo, Operator, SubtaskInfo
-from strandline.state.changes import ChangeSet
+from strandline.state.batch.changes import ChangeSet
 from tests.operators.conftest import MiniSlot, checked_rows
 
 INFO = SubtaskInfo("job", "step", 0, 1, 128)

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
-from strandline.operators.rows import arrow_schema
-from strandline.state.backend import StateBackend
-from strandline.state.changes import ChangeSet
-from strandline.state.heap import HeapBackend
-from strandline.state.values import canonical_floats
+from strandline.operators.columns.rows import arrow_schema
+from strandline.state.backends.base import StateBackend
+from strandline.state.backends.heap import HeapBackend
+from strandline.state.batch.changes import ChangeSet
+from strandline.state.coding.values import canonical_floats
 
 
 def checked_rows(operator: Operator, out: pa.RecordBatch) -> list[tuple[Any, ...]]:

@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strandline.errors import JobDefinitionError
-from strandline.operators import deduplicate, expiry
+from strandline.operators import deduplicate
 from strandline.operators.base import Operator
 from strandline.operators.deduplicate import DeduplicateOperator
-from strandline.state.ddl import parse_schema
-from strandline.state.factory import open_backend
+from strandline.operators.timed import expiry
+from strandline.state.backends.factory import open_backend
+from strandline.state.coding.ddl import parse_schema
 from tests.operators.clocked import ClockedSlot
 
 Make = Callable[[Operator], ClockedSlot]

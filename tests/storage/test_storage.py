@@ -18,7 +18,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.s3 import BUCKET, KEYS
 
 from strandline.errors import (
     AlreadyExistsError,
@@ -33,6 +32,7 @@ from strandline.storage import JobPaths, Storage, open_storage
 from strandline.storage.local import LocalStorage
 from strandline.storage.object_store import ObjectStorage
 from strandline.testing.storage import StorageContract
+from tests.s3 import BUCKET, KEYS
 
 _roots = count()
 

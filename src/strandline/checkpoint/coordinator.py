@@ -8,8 +8,8 @@ from operator import attrgetter
 
 import msgspec
 
-from strandline.checkpoint.bulk import collector_paused
 from strandline.checkpoint.decisions import AckDecision, CompletionDecision, CompletionPlan, FailDecision
+from strandline.checkpoint.gc_pause import collector_paused
 from strandline.checkpoint.metadata import (
     CheckpointMetadata,
     FileHandle,

@@ -42,6 +42,11 @@ class FileHandle(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """How large the file at `path` must be."""
         return self.whole or self.size
 
+    @property
+    def part(self) -> range | None:
+        """Which bytes of the stored file are meant; None if it is all of them."""
+        return range(self.offset, self.offset + self.size) if self.whole else None
+
 
 class StateFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One file of a subtask's snapshot: uploaded (`handle`), or so small that it travels here (`inline`)."""
@@ -256,3 +261,18 @@ def _damaged(where: str, how: str) -> MetadataError:
 
 
 _GO_BACK = "Restore from an older retained checkpoint, or put the file back from a copy."
+
+
+def segment_name(batch: int) -> str:
+    """The name of the segment that ends with `batch`; the order of names is the order of batches."""
+    return f"{batch:020d}{LOG_SUFFIX}"
+
+
+def segment_file(batch: int, handle: FileHandle) -> StateFile:
+    """An uploaded segment that ends with `batch`. Every upload is a file of its own to checkpoints."""
+    return StateFile(segment_name(batch), f"{handle.path}#{handle.offset}", True, handle)
+
+
+def last_batch(file: StateFile) -> int:
+    """The last batch that a segment brings."""
+    return int(file.name.removesuffix(LOG_SUFFIX))

@@ -13,7 +13,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from strandline.state.changes import ChangeSet
+    from strandline.state.batch.changes import ChangeSet
     from strandline.state.descriptors import StateDescriptor
 
 KEY_GROUP_COLUMN = "__sl_key_group"

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import JobDefinitionError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
-from strandline.operators.columns import (
+from strandline.operators.columns.columns import (
     check_time_column,
     column_type,
     found,
@@ -21,12 +21,12 @@ from strandline.operators.columns import (
     micros,
     whole_millis,
 )
-from strandline.operators.expiry import NEVER, UNKNOWN, ExpiryIndex
-from strandline.operators.rows import arrow_schema
-from strandline.state.changes import ChangeSet
-from strandline.state.codec import ColumnCodec
+from strandline.operators.columns.rows import arrow_schema
+from strandline.operators.timed.expiry import NEVER, UNKNOWN, ExpiryIndex
+from strandline.state.batch.changes import ChangeSet
+from strandline.state.coding.codec import ColumnCodec
+from strandline.state.coding.keys import KeyEncoder
 from strandline.state.descriptors import StateDescriptor
-from strandline.state.keys import KeyEncoder
 
 SEEN: Final = "seen"
 _INDEX: Final = "seen-until"

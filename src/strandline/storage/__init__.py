@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from types import MappingProxyType
 
 from strandline.errors import ConfigError
@@ -24,7 +25,8 @@ def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
 
     `options` are settings of an object store (`endpoint`, `region`, `access_key_id`, ...) and go before those from the
     environment; local files take none. Nothing is contacted or created yet. A scheme that is not supported, or an
-    option that does not exist, is a `ConfigError`. `faulty+` before a URL is for tests (`strandline.testing.faults`).
+    option that does not exist, is a `ConfigError`. Other packages add schemes through the entry point group
+    `strandline.storage`: its name is how the scheme begins, its value a class that takes `url` and `options`.
     """
     storage = _open(url, options)
     storage.options = MappingProxyType(dict(options or {}))
@@ -37,10 +39,10 @@ def _open(url: str, options: Mapping[str, str] | None) -> Storage:
         return LocalStorage(url)
     if scheme in OBJECT_STORE_SCHEMES:
         return ObjectStorage(url, options)
-    if scheme.startswith("faulty+"):
-        from strandline.testing.faults import FaultyStorage  # for tests alone, so nobody else pays for it
-
-        return FaultyStorage(url, options)
+    for plugin in entry_points(group="strandline.storage"):
+        if scheme.startswith(plugin.name):
+            opened: Storage = plugin.load()(url, options)
+            return opened
     supported = ", ".join(f"{name}://" for name in ("file", *OBJECT_STORE_SCHEMES))
     raise ConfigError(f"the storage {url!r} has a scheme that is not supported; supported: a local path, {supported}")
 

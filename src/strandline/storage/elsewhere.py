@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 from strandline.storage.base import Storage, StoredFile
 
@@ -36,6 +37,15 @@ def located(storage: Storage, path: str) -> tuple[Storage, str]:
     if root is None:
         return storage, path
     return _opened(root, tuple(sorted(storage.options.items()))), inner_path(path)
+
+
+def fetch_located(storage: Storage, path: str, target: Path, part: range | None = None) -> None:
+    """Bring the file at `path`, or only the bytes in `part`, to local disk."""
+    place, inside = located(storage, path)
+    if part is not None:
+        target.write_bytes(place.read_range(inside, part.start, len(part)))
+    else:
+        place.download(inside, target)
 
 
 def delete_located(storage: Storage, paths: Iterable[str]) -> None:

@@ -17,8 +17,8 @@ from typing import Protocol
 
 import pytest
 
-from strandline.state.backend import Snapshot, SnapshotFile, StateBackend
-from strandline.state.factory import RestoredFile
+from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
+from strandline.state.backends.factory import RestoredFile
 
 
 class Opener(Protocol):

@@ -11,10 +11,10 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from strandline.state.backend import Snapshot, StateBackend
-from strandline.state.changes import ChangeSet
-from strandline.state.factory import RestoredFile, open_backend
-from strandline.state.segment import SegmentHeader, read_segment, write_segment
+from strandline.state.backends.base import Snapshot, StateBackend
+from strandline.state.backends.factory import RestoredFile, open_backend
+from strandline.state.batch.changes import ChangeSet
+from strandline.state.batch.segment import SegmentHeader, read_segment, write_segment
 from strandline.testing.backend import restorable
 
 Model = dict[bytes, bytes]

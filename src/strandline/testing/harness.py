@@ -15,17 +15,17 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from strandline._options import parse_duration
+from strandline.config.option import parse_duration
 from strandline.errors import StrandlineError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, SideRows, SubtaskInfo, TimeMode
-from strandline.operators.process import KeyedProcessor, ProcessOperator
-from strandline.operators.rows import RowWriter, arrow_schema, column_reader, iterate_rows, row_factory
-from strandline.operators.spark_processor import SparkProcessorOperator, SparkRows
-from strandline.state.changes import ChangeSet
-from strandline.state.ddl import parse_schema
-from strandline.state.heap import HeapBackend
-from strandline.state.query import encode_key, read_state, read_timers
-from strandline.state.timers import TimerService
+from strandline.operators.columns.rows import RowWriter, arrow_schema, column_reader, iterate_rows, row_factory
+from strandline.operators.process.keyed_process import KeyedProcessor, ProcessOperator
+from strandline.operators.spark.processor import SparkProcessorOperator, SparkRows
+from strandline.state.backends.heap import HeapBackend
+from strandline.state.batch.changes import ChangeSet
+from strandline.state.coding.ddl import parse_schema
+from strandline.state.handles.query import encode_key, read_state, read_timers
+from strandline.state.handles.timers import TimerService
 
 _KEY_GROUPS: Final = 128
 _BATCH_MEMORY: Final = 64 << 20

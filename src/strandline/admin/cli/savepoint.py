@@ -1,0 +1,69 @@
+"""The command `strandline savepoint`: what a savepoint holds, and its disposal."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from strandline.admin.cli.checkpoints import Json, StorageOptions, storage_settings
+from strandline.admin.savepoints import dispose_savepoint
+from strandline.checkpoint.metadata import CheckpointMetadata, all_files
+from strandline.runtime.driver.savepoints import open_savepoint
+from strandline.storage import Storage
+
+
+def savepoint(
+    location: Annotated[str, typer.Argument(metavar="PATH", help="The savepoint's folder, or the _metadata in it.")],
+    dispose: Annotated[bool, typer.Option("--dispose", help="Delete it: all files that it consists of.")] = False,
+    as_json: Json = False,
+    storage_option: StorageOptions = None,
+) -> None:
+    """Show what a savepoint holds, or delete it with --dispose."""
+    storage, metadata = open_savepoint(location, storage_settings(storage_option))
+    facts = _facts(storage, metadata)
+    if dispose:
+        facts["disposed_files"] = dispose_savepoint(storage, metadata)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    console = Console()
+    if dispose:
+        console.print(f"Savepoint disposed: {facts['path']} ({facts['disposed_files']} files)", soft_wrap=True)
+        return
+    when = datetime.fromtimestamp(facts["time"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+    console.print(f"[bold]{facts['path']}[/bold]", soft_wrap=True, highlight=False)
+    console.print(
+        f"{facts['format']} savepoint of job {facts['job']}, {when} UTC, after batch {facts['batch']}; "
+        f"{facts['parallelism']} subtasks of at most {facts['max_parallelism']}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    table = Table("step", "MB")
+    table.columns[1].justify = "right"
+    for operator, size in facts["operators"].items():
+        table.add_row(operator, f"{size / 1e6:,.1f}")
+    console.print(table)
+
+
+def _facts(storage: Storage, metadata: CheckpointMetadata) -> dict[str, Any]:
+    sizes: Counter[str] = Counter(dict.fromkeys(metadata.operators, 0))
+    for state, file in all_files(metadata):
+        sizes[state.operator] += file.size
+    return {
+        "path": storage.url,
+        "job": metadata.job,
+        "id": metadata.checkpoint_id,
+        "format": "native" if any(state.incremental for state in metadata.subtasks) else "canonical",
+        "time": metadata.completed_time,
+        "batch": metadata.batch_id,
+        "parallelism": metadata.parallelism,
+        "max_parallelism": metadata.max_parallelism,
+        "operators": dict(sizes),
+        "full_bytes": sizes.total(),
+    }

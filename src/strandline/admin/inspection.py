@@ -1,0 +1,211 @@
+"""What durable storage holds of a job's checkpoints, read without taking part in the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from strandline.checkpoint.metadata import CheckpointMetadata, all_files, full_bytes, state_bytes
+from strandline.errors import CheckpointNotFoundError, JobDefinitionError, MetadataError
+from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
+from strandline.storage import JobPaths, Storage, open_storage
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFacts:
+    """A completed checkpoint in a few figures; without them where its metadata cannot be read, but with the problem."""
+
+    job: str
+    id: int
+    path: str
+    latest: bool
+    owner: str = "job"
+    """Who may delete it: the job, or the user, once it was restored with `no_claim`."""
+    kind: str | None = None
+    batch: int | None = None
+    generation: int | None = None
+    time: float | None = None
+    """When it was completed, in seconds since the epoch."""
+    files: int | None = None
+    full_bytes: int | None = None
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as plain values."""
+        return asdict(self)
+
+
+class JobFolder:
+    """The checkpoints of one job in a storage."""
+
+    def __init__(self, storage: Storage, job: str) -> None:
+        self.job = job
+        self.storage = storage
+        self.paths = JobPaths(job)
+
+    @classmethod
+    def find(cls, location: str, options: Mapping[str, str] | None = None) -> list[JobFolder]:
+        """The job whose folder `location` is, or all jobs in it if it is a checkpoint directory.
+
+        Raises `CheckpointNotFoundError` if it is neither.
+        """
+        place = location.rstrip("/") or "/"
+        parent, _, name = place.rpartition("/")
+        if not parent.endswith(":/"):
+            own = cls._at(parent or ("/" if place.startswith("/") else "."), name, options)
+            if own is not None:
+                return [own]
+        found = cls._within(open_storage(place, options))
+        if not found:
+            raise CheckpointNotFoundError(
+                f"{location} holds no checkpoints of a job. Give the folder of a job (checkpoint_dir/job name), or the "
+                "checkpoint_dir itself."
+            )
+        return found
+
+    @classmethod
+    def find_checkpoint(cls, location: str, options: Mapping[str, str] | None = None) -> tuple[JobFolder, int] | None:
+        """The job and number of the checkpoint whose directory or `_metadata` file `location` is, or None.
+
+        The job's log is not asked: this may be a copy of one checkpoint. Raises `CheckpointNotFoundError` for what is
+        named like a checkpoint, but has no `_metadata`.
+        """
+        parts = JobPaths.split_checkpoint(location)
+        if parts is None:
+            return None
+        root, paths, number = parts
+        folder = cls(open_storage(root, options), paths.job)
+        if folder.storage.exists(paths.metadata(number)):
+            return folder, number
+        if cls._at(f"{root}/{paths.job}", f"chk-{number}", options) is not None:
+            return None  # a job with the name of a checkpoint
+        raise CheckpointNotFoundError(
+            f"{folder.storage.url}/{paths.metadata(number)} is missing, so this is no completed checkpoint. See which "
+            f"ones there are with: strandline checkpoints ls {folder.path}"
+        )
+
+    @classmethod
+    def _at(cls, parent: str, name: str, options: Mapping[str, str] | None) -> JobFolder | None:
+        try:
+            folder = cls(open_storage(parent, options), name)
+        except JobDefinitionError:
+            return None
+        return folder if folder._has_log() else None
+
+    @classmethod
+    def _within(cls, storage: Storage) -> list[JobFolder]:
+        """Jobs below the root: from each listing only the first path is taken, for there may be many files."""
+        found: list[JobFolder] = []
+        after: str | None = None
+        while (first := next(iter(storage.list(after=after)), None)) is not None:
+            name, slash, _ = first.path.partition("/")
+            after = f"{name}0" if slash else name  # "0" comes right after "/"
+            try:
+                folder = cls(storage, name)
+            except JobDefinitionError:
+                continue
+            if slash and folder._has_log():
+                found.append(folder)
+        return found
+
+    @property
+    def path(self) -> str:
+        """The job's folder in full."""
+        return f"{self.storage.url}/{self.paths.root}"
+
+    def _has_log(self) -> bool:
+        return any(self.paths.parse_log_entry(f.path) is not None for f in self.storage.list(self.paths.log_dir))
+
+    def checkpoints(self) -> list[CheckpointFacts]:
+        """All completed checkpoints that are retained, oldest first."""
+        store = JobLogStore(self.storage, self.paths)
+        while True:
+            log = store.load()
+            latest = log.latest.checkpoint_id if log.latest and log.latest.ours else None
+            owners = dict.fromkeys(log.retained, "job") | dict.fromkeys(store.released(), "user")
+            facts = [self._facts(number, number == latest, owner) for number, owner in sorted(owners.items())]
+            # A running job may have dropped one of them meanwhile: then the log has gone on, too.
+            if not any(fact.problem for fact in facts) or store.load().position == log.position:
+                return facts
+
+    def _facts(self, number: int, latest: bool, owner: str) -> CheckpointFacts:
+        path = f"{self.storage.url}/{self.paths.checkpoint_dir(number)}"
+        try:
+            metadata = read_metadata(self.storage, self.paths.metadata(number))
+        except (MetadataError, CheckpointNotFoundError) as error:
+            return CheckpointFacts(self.job, number, path, latest, owner, problem=str(error))
+        return CheckpointFacts(
+            job=self.job,
+            id=number,
+            path=path,
+            latest=latest,
+            owner=owner,
+            kind=metadata.kind,
+            batch=metadata.batch_id,
+            generation=metadata.generation,
+            time=metadata.completed_time,
+            files=sum(1 for _ in all_files(metadata)),
+            full_bytes=full_bytes(metadata),
+        )
+
+    def metadata(self, number: int | None) -> CheckpointMetadata:
+        """All that a completed checkpoint says of itself; the newest one for None.
+
+        Raises `CheckpointNotFoundError` if the job has no such checkpoint, `MetadataError` if it cannot be read.
+        """
+        log = JobLogStore(self.storage, self.paths).load()
+        if number is None and log.latest is not None and log.latest.ours:
+            number = log.latest.checkpoint_id
+        if number is None or number not in {*log.retained, *log.released}:
+            known = ", ".join(map(str, sorted({*log.retained, *log.released}))) or "none"
+            wanted = "completed checkpoint" if number is None else f"checkpoint {number}"
+            raise CheckpointNotFoundError(
+                f"job {self.job!r} in {self.storage.url} has no {wanted}; the retained ones are: {known}"
+            )
+        return read_metadata(self.storage, self.paths.metadata(number))
+
+    def details(self, metadata: CheckpointMetadata) -> dict[str, Any]:
+        """A checkpoint with its subtasks and files, as plain values."""
+        return {
+            "job": metadata.job,
+            "id": metadata.checkpoint_id,
+            "kind": metadata.kind,
+            "path": f"{self.storage.url}/{self.paths.checkpoint_dir(metadata.checkpoint_id)}",
+            "generation": metadata.generation,
+            "batch": metadata.batch_id,
+            "trigger_time": metadata.trigger_time,
+            "time": metadata.completed_time,
+            "parallelism": metadata.parallelism,
+            "max_parallelism": metadata.max_parallelism,
+            "operators": list(metadata.operators),
+            "files": sum(1 for _ in all_files(metadata)),
+            "full_bytes": full_bytes(metadata),
+            "source_batch": metadata.source.batch,
+            "properties": dict(metadata.properties),
+            "sink_files": len(metadata.sink_files),
+            "sink_rows": sum(file.rows for file in metadata.sink_files),
+            "subtasks": [
+                {
+                    "operator": state.operator,
+                    "subtask": state.subtask,
+                    "key_groups": [state.key_group_start, state.key_group_end],
+                    "backend": state.backend,
+                    "incremental": state.incremental,
+                    "full_bytes": state_bytes(state),
+                    "files": [
+                        {
+                            "name": file.name,
+                            "shared": file.shared,
+                            "path": file.handle.path if file.handle else None,
+                            "size": file.handle.size if file.handle else len(file.inline or b""),
+                            "checksum": file.handle.checksum if file.handle else None,
+                            "offset": file.handle.offset if file.handle else 0,
+                            "whole": file.handle.whole if file.handle else 0,
+                        }
+                        for file in state.files
+                    ],
+                }
+                for state in metadata.subtasks
+            ],
+        }

@@ -1,0 +1,19 @@
+"""What a person does to a savepoint's folder: dispose of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from strandline.checkpoint.metadata import CheckpointMetadata, all_files
+from strandline.runtime.driver.savepoints import METADATA
+from strandline.storage import Storage
+
+
+def dispose_savepoint(storage: Storage, metadata: CheckpointMetadata) -> int:
+    """Delete a savepoint; returns how many files went. The metadata goes last, so that it may be tried again."""
+    paths = sorted({file.handle.path for _state, file in all_files(metadata) if file.handle is not None})
+    storage.delete(paths)
+    storage.delete([METADATA])
+    if "://" not in storage.url and not any(storage.list()):
+        Path(storage.url).rmdir()
+    return len(paths) + 1

@@ -1,0 +1,167 @@
+"""Verifying checkpoints: every file that they name is read, and must have the size and checksum they say."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, all_files
+from strandline.errors import CheckpointNotFoundError, MetadataError, NotFoundError, StorageError, StorageFullError
+from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
+from strandline.storage import JobPaths, Storage
+from strandline.storage.checksums import checksum
+from strandline.storage.elsewhere import fetch_located, located
+from strandline.storage.local import LocalStorage
+
+THREADS = 8
+
+_AT_ONCE = 10_000
+"""Files that wait for a thread, of perhaps millions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A file that a checkpoint cannot be restored with."""
+
+    path: str
+    """Relative to the storage's root."""
+    problem: str
+    operator: str | None = None
+    subtask: int | None = None
+    """Whose state it holds; None for `_metadata` itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A checkpoint of which every file was read."""
+
+    job: str
+    id: int
+    path: str
+    files: int
+    """Uploaded files; what is inline is covered by the checksum of `_metadata`."""
+    bytes: int
+    damage: tuple[Damage, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The findings as plain values."""
+        return asdict(self)
+
+
+class Verification:
+    """The checkpoints of one job that are to be verified: their metadata is read at once, their files by `run`."""
+
+    def __init__(self, storage: Storage, job: str, checkpoint: int | None = None) -> None:
+        """One checkpoint, whether the log knows it or not, or else all that the log retains."""
+        self._storage = storage
+        self._paths = JobPaths(job)
+        self._all_retained = checkpoint is None
+        self._unreadable: dict[int, str] = {}
+        self._checkpoints: dict[int, CheckpointMetadata] = {}
+        for number in self._retained() if checkpoint is None else (checkpoint,):
+            try:
+                self._checkpoints[number] = read_metadata(storage, self._paths.metadata(number))
+            except CheckpointNotFoundError:
+                self._unreadable[number] = "is missing"
+            except MetadataError as error:
+                self._unreadable[number] = f"cannot be read: {error}"
+        self.handles = {handle for metadata in self._checkpoints.values() for handle in _handles(metadata)}
+        """What there is to read: a file that several checkpoints share is there once."""
+
+    def run(self, progress: Callable[[FileHandle], None] = lambda _handle: None) -> list[Verified]:
+        """Read every file. A checkpoint that a running job has dropped meanwhile, with its files, is left out."""
+        problems = verify_files(self._storage, self.handles, progress)
+        found = [self._verified(number, problems) for number in sorted({*self._checkpoints, *self._unreadable})]
+        if self._all_retained and any(checkpoint.damage for checkpoint in found):
+            retained = self._retained()
+            found = [checkpoint for checkpoint in found if checkpoint.id in retained]
+        return found
+
+    def _retained(self) -> tuple[int, ...]:
+        store = JobLogStore(self._storage, self._paths)
+        return tuple(sorted({*store.load().retained, *store.released()}))
+
+    def _verified(self, number: int, problems: Mapping[FileHandle, str]) -> Verified:
+        path = f"{self._storage.url}/{self._paths.checkpoint_dir(number)}"
+        metadata = self._checkpoints.get(number)
+        if metadata is None:
+            bad = Damage(self._paths.metadata(number), self._unreadable[number])
+            return Verified(self._paths.job, number, path, 0, 0, (bad,))
+        handles = set(_handles(metadata))
+        damage = tuple(
+            Damage(file.handle.path, problems[file.handle], state.operator, state.subtask)
+            for state, file in all_files(metadata)
+            if file.handle is not None and file.handle in problems
+        )
+        return Verified(self._paths.job, number, path, len(handles), sum(handle.size for handle in handles), damage)
+
+
+def _handles(metadata: CheckpointMetadata) -> Iterator[FileHandle]:
+    return (file.handle for _state, file in all_files(metadata) if file.handle is not None)
+
+
+def verify_files(
+    storage: Storage,
+    handles: Iterable[FileHandle],
+    progress: Callable[[FileHandle], None] = lambda _handle: None,
+    threads: int = THREADS,
+) -> dict[FileHandle, str]:
+    """Read the files, several at a time and none as a whole into memory; the answer says what is wrong with which.
+
+    `progress` hears of every file that was read, in the caller's thread. Raises `StorageFullError` if there is no room
+    to fetch files of an object store to.
+    """
+    problems: dict[FileHandle, str] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="strandline-verify-") as folder,
+        ThreadPoolExecutor(threads, thread_name_prefix="verify") as pool,
+    ):
+        numbered = enumerate(handles)
+        try:
+            while some := list(islice(numbered, _AT_ONCE)):
+                running = {pool.submit(_problem, storage, handle, Path(folder, str(n))): handle for n, handle in some}
+                for done in as_completed(running):
+                    problem = done.result()
+                    if problem is not None:
+                        problems[running[done]] = problem
+                    progress(running[done])
+        except BaseException:
+            # Also on Ctrl-C: nobody waits for terabytes that are not wanted any more.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return problems
+
+
+def _problem(storage: Storage, handle: FileHandle, scratch: Path) -> str | None:
+    """What is wrong with one file. From an object store it goes through `scratch`, so that memory stays small."""
+    try:
+        place, path = located(storage, handle.path)
+        if isinstance(place, LocalStorage):
+            whole = (place.root / path).stat().st_size
+            if whole != handle.stored_size:
+                return f"has {whole} bytes instead of {handle.stored_size}"
+            if not handle.whole:
+                return _compare(handle, place.root / path)
+        fetch_located(storage, handle.path, scratch, handle.part)
+        return _compare(handle, scratch)
+    except (NotFoundError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return "is missing"
+    except StorageFullError:
+        raise  # Ours to mend: it says nothing about the file.
+    except (OSError, StorageError) as error:
+        return f"cannot be read: {error}"
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _compare(handle: FileHandle, file: Path) -> str | None:
+    size = file.stat().st_size
+    if size != handle.size:
+        return f"has {size} bytes instead of {handle.size}"
+    found = checksum(file)
+    return None if found == handle.checksum else f"has the checksum {found} instead of {handle.checksum}"

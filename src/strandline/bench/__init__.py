@@ -1,4 +1,0 @@
-"""Benchmarks: measured workloads whose results are checked, here and on Spark's own operators.
-
-The command line mounts `strandline.bench.cli.app`. Nothing else imports this package.
-"""

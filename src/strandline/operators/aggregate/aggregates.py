@@ -1,0 +1,264 @@
+"""Aggregates as a user names them, and the accumulators that they need."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FractionalType,
+    IntegralType,
+    LongType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from strandline.errors import JobDefinitionError, SchemaError
+from strandline.operators.aggregate.accumulators import (
+    Accumulator,
+    ArrowAccumulator,
+    CountRows,
+    Extreme,
+    Greatest,
+    GroupAccumulator,
+    Least,
+    SumDecimal,
+    SumDouble,
+    SumLong,
+)
+from strandline.operators.aggregate.arrow_aggregate import GROUP_ID, ArrowAggregate, UserAccumulator
+from strandline.operators.aggregate.collecting import ARRIVAL_COLUMNS, ListOfFixed, ListOfText, OneByArrival
+from strandline.operators.aggregate.hyperloglog import ApproxDistinct
+from strandline.operators.columns.columns import column_type
+from strandline.operators.columns.rows import arrow_schema
+from strandline.state.coding.codec import ColumnCodec
+from strandline.state.coding.ddl import parse_schema
+
+Function = Literal[
+    "count", "sum", "min", "max", "avg", "first", "last", "collect_list", "approx_count_distinct", "user"
+]
+
+
+class Aggregate(msgspec.Struct, frozen=True):
+    """What is computed over a column; made by `count`, `sum` and so on, or by calling an `ArrowAggregate`."""
+
+    function: Function
+    column: str | None = None
+    more_columns: tuple[str, ...] = ()
+    ignore_nulls: bool = False
+    code: ArrowAggregate | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All input columns."""
+        return () if self.column is None else (self.column, *self.more_columns)
+
+    def __str__(self) -> str:
+        name = self.function if self.code is None else type(self.code).__name__
+        return f"{name}({', '.join(map(repr, self.columns))})"
+
+
+def count(column: str | None = None) -> Aggregate:
+    """The number of rows, or of rows where `column` is not null."""
+    return Aggregate("count", column)
+
+
+def sum(column: str) -> Aggregate:
+    """The sum of a numeric column: long for integers, double for floats, a wider decimal for decimals."""
+    return Aggregate("sum", column)
+
+
+def min(column: str) -> Aggregate:
+    """The least value of a column; NaN counts as greater than any number."""
+    return Aggregate("min", column)
+
+
+def max(column: str) -> Aggregate:
+    """The greatest value of a column; NaN counts as greater than any number."""
+    return Aggregate("max", column)
+
+
+def avg(column: str) -> Aggregate:
+    """The average of a numeric column, as double."""
+    return Aggregate("avg", column)
+
+
+def first(column: str, ignore_nulls: bool = False) -> Aggregate:
+    """The value of the row that arrived first, which may be null; with `ignore_nulls`, of the first that has one."""
+    return Aggregate("first", column, ignore_nulls=ignore_nulls)
+
+
+def last(column: str, ignore_nulls: bool = False) -> Aggregate:
+    """The value of the row that arrived last, which may be null; with `ignore_nulls`, of the last that has one."""
+    return Aggregate("last", column, ignore_nulls=ignore_nulls)
+
+
+def collect_list(column: str) -> Aggregate:
+    """All values of a column but nulls, as an array, in the order of arrival.
+
+    Sliding and session windows put together what was collected for parts of them, in the order of event time.
+    """
+    return Aggregate("collect_list", column)
+
+
+def approx_count_distinct(column: str) -> Aggregate:
+    """About how many different values a column has, with a standard error of 1.6 %, in at most 4 kB for each key."""
+    return Aggregate("approx_count_distinct", column)
+
+
+class AggregatePlan:
+    """Which accumulators some aggregates need, and how results are shown; all type errors are found here."""
+
+    def __init__(
+        self, where: str, input_schema: StructType, key_columns: Sequence[str], aggregates: Mapping[str, Aggregate]
+    ) -> None:
+        self._where = where
+        self._schema = input_schema
+        self._known: dict[str, Accumulator] = {}
+        self.fields: list[StructField] = []
+        self.shown: list[Callable[[dict[str, Any]], Any]] = []
+        for name in key_columns:
+            self._type_of(name)
+        if not aggregates:
+            raise JobDefinitionError(f"{where}: no aggregate given, such as n=sl.count()")
+        for name, aggregate in aggregates.items():
+            if name in key_columns:
+                raise JobDefinitionError(f"{where}: {name!r} is a key column; give {aggregate} another name")
+            if not isinstance(aggregate, Aggregate):
+                raise JobDefinitionError(
+                    f"{where}: {name}={aggregate!r} is no aggregate such as sl.count() or sl.sum('x')"
+                )
+            self._add(name, aggregate)
+        self.accumulators = list(self._known.values())
+        self.stored = pa.schema([field for a in self.accumulators for field in a.fields])
+        used = dict.fromkeys(column for a in self.accumulators for column in a.columns)
+        self.numbers_arrivals = not used.keys().isdisjoint(ARRIVAL_COLUMNS)
+        self.input_columns = tuple(column for column in used if column not in ARRIVAL_COLUMNS)
+
+    def _add(self, name: str, aggregate: Aggregate) -> None:
+        column, function = aggregate.column, aggregate.function
+        if aggregate.code is not None:
+            self._user(name, aggregate.code, aggregate.columns)
+            return
+        kind = None if column is None else self._type_of(column)
+        if function == "count":
+            label = self._need("count" if column is None else f"count:{column}", CountRows, column)
+            self._show(name, LongType(), lambda stored: stored[label], nullable=False)
+            return
+        if column is None or kind is None:
+            raise JobDefinitionError(f"{self._where}: {name}={function}() needs a column")
+        if function in ("min", "max"):
+            self._extreme(name, Least if function == "min" else Greatest, column, kind)
+        elif function == "sum":
+            self._sum(name, column, kind)
+        elif function == "avg":
+            self._average(name, column, kind)
+        else:
+            self._collecting(name, aggregate, column, kind)
+
+    def _extreme(self, name: str, make: type[Extreme], column: str, kind: DataType) -> None:
+        if is_nested(kind) or isinstance(kind, NullType):
+            raise self._wrong("min or max", column, kind, "a number, string, date or time")
+        arrow = arrow_schema(StructType([StructField(column, kind)])).field(0).type
+        extreme = make(f"{make.partial}:{column}", column, arrow)
+        self._known.setdefault(extreme.name, extreme)
+        self._show(name, kind, lambda stored: extreme.shown(stored[extreme.name]))
+
+    def _sum(self, name: str, column: str, kind: DataType) -> None:
+        result: DataType
+        label = f"sum:{column}"
+        if isinstance(kind, DecimalType):
+            self._known.setdefault(label, SumDecimal(label, column, kind.precision, kind.scale))
+            result = DecimalType(builtins.min(38, kind.precision + 10), kind.scale)
+        elif isinstance(kind, IntegralType):
+            self._need(label, SumLong, column)
+            result = LongType()
+        elif isinstance(kind, FractionalType):
+            self._need(label, SumDouble, column)
+            result = DoubleType()
+        else:
+            raise self._wrong("sum", column, kind, "a number")
+        self._show(name, result, lambda stored: stored[label])
+
+    def _average(self, name: str, column: str, kind: DataType) -> None:
+        if isinstance(kind, DecimalType):
+            raise self._wrong("avg", column, kind, "an integer or a float; cast the column to double")
+        if not isinstance(kind, IntegralType | FractionalType):
+            raise self._wrong("avg", column, kind, "a number")
+        label = f"sum:{column}" if isinstance(kind, FractionalType) else f"double:{column}"
+        total = self._need(label, SumDouble, column)
+        number = self._need(f"count:{column}", CountRows, column)
+        self._show(name, DoubleType(), lambda stored: pc.divide(stored[total], stored[number].cast(pa.float64())))
+
+    def _collecting(self, name: str, aggregate: Aggregate, column: str, kind: DataType) -> None:
+        function = aggregate.function
+        if is_nested(kind) or isinstance(kind, NullType):
+            raise self._wrong(function, column, kind, "a number, string, binary, boolean, date or time")
+        arrow = arrow_schema(StructType([StructField(column, kind)])).field(0).type
+        label = f"{function}:{column}"
+        if function in ("first", "last"):
+            label = f"{label}:known" if aggregate.ignore_nulls else label
+            self._group(name, OneByArrival(label, column, arrow, function == "last", aggregate.ignore_nulls), kind)
+        elif function == "collect_list":
+            make = ListOfText if isinstance(kind, StringType | BinaryType) else ListOfFixed
+            self._group(name, make(label, column, arrow), ArrayType(kind, containsNull=False))
+        else:
+            self._group(name, ApproxDistinct(label, column), LongType())
+
+    def _user(self, name: str, code: ArrowAggregate, columns: tuple[str, ...]) -> None:
+        if not columns:
+            raise JobDefinitionError(f"{self._where}: {name}={type(code).__name__}()() needs a column")
+        for column in columns:
+            self._type_of(column)
+            if column == GROUP_ID:
+                raise JobDefinitionError(
+                    f"{self._where}: {name}: no input column may be called {GROUP_ID!r}; rename it"
+                )
+        try:
+            ColumnCodec(code.state_schema)
+            kind = parse_schema(f"value {code.result_type}")
+            result = arrow_schema(kind).field(0).type
+        except (AttributeError, SchemaError, JobDefinitionError) as error:
+            raise JobDefinitionError(f"{self._where}: {name}: {type(code).__name__}: {error}") from error
+        if GROUP_ID in code.state_schema.names:
+            raise JobDefinitionError(f"{self._where}: {name}: no column of its state may be called {GROUP_ID!r}")
+        self._group(name, UserAccumulator(f"user:{name}", code, columns, result), kind[0].dataType)
+
+    def _group(self, name: str, made: GroupAccumulator, kind: DataType) -> None:
+        self._known.setdefault(made.name, made)
+        nullable = not isinstance(made, ListOfFixed | ListOfText | ApproxDistinct)
+        self._show(name, kind, lambda stored: made.shown([stored[f.name] for f in made.fields]), nullable)
+
+    def _need(self, label: str, make: type[ArrowAccumulator], column: str | None) -> str:
+        if label not in self._known:
+            self._known[label] = make(label, column)
+        return label
+
+    def _show(self, name: str, kind: DataType, show: Callable[[dict[str, Any]], Any], nullable: bool = True) -> None:
+        self.fields.append(StructField(name, kind, nullable))
+        self.shown.append(show)
+
+    def _type_of(self, column: str) -> DataType:
+        return column_type(self._schema, column, self._where)
+
+    def _wrong(self, function: str, column: str, kind: DataType, wanted: str) -> JobDefinitionError:
+        return JobDefinitionError(
+            f"{self._where}: {function} of column {column!r} of type {kind.simpleString()}: it takes {wanted}"
+        )
+
+
+def is_nested(kind: DataType) -> bool:
+    """Whether values of a type have parts."""
+    return isinstance(kind, StructType | ArrayType | MapType)

@@ -1,0 +1,130 @@
+"""Aggregates of the user's own: Arrow columns in, Arrow columns out, many keys at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.errors import SchemaError, StrandlineError, UserCodeError
+from strandline.operators.aggregate.accumulators import GroupAccumulator, Groups
+from strandline.operators.process.keyed_process import user_traceback
+
+
+class ArrowAggregate(ABC):
+    """Base class of a user-defined aggregate. It is called with whole columns of many keys, never key by key.
+
+    Every table has a column `group_id` (int64): rows with one number belong together, and one row of the result must
+    be made for each number that occurs. So Arrow's own `table.group_by("group_id").aggregate(...)` does most of it::
+
+        class Vwap(sl.ArrowAggregate):
+            state_schema = pa.schema([("amount", pa.float64()), ("volume", pa.float64())])
+            result_type = "double"
+
+            def partial(self, rows):  # columns: group_id, and the input columns under their own names
+                amount = pc.multiply(rows["price"], rows["size"])
+                table = pa.table({"group_id": rows["group_id"], "amount": amount, "volume": rows["size"]})
+                return self.merge(table)
+
+            def merge(self, states):  # columns: group_id and the state's
+                sums = states.group_by("group_id").aggregate([("amount", "sum"), ("volume", "sum")])
+                return sums.rename_columns({"amount_sum": "amount", "volume_sum": "volume"})
+
+            def result(self, states):  # the state's columns, a row per result
+                return pc.divide(states["amount"], states["volume"])
+
+        stream.key_by("symbol").aggregate(vwap=Vwap()("price", "size"))
+
+    Results must not depend on how rows were spread over partial results. Errors are raised as `UserCodeError`, tables
+    of another shape as `SchemaError`.
+    """
+
+    state_schema: ClassVar[pa.Schema]
+    """The columns to be stored for each key: numbers, times, booleans, strings or binary."""
+    result_type: ClassVar[str]
+    """The type of the result, as Spark writes it: `double`, `array<string>`."""
+
+    @abstractmethod
+    def partial(self, rows: pa.Table) -> pa.Table:
+        """The states of some rows: `group_id` and the columns of `state_schema`, one row for each group."""
+
+    @abstractmethod
+    def merge(self, states: pa.Table) -> pa.Table:
+        """Several states of a group as one, in the order in which they were made; columns as `partial` returns them."""
+
+    @abstractmethod
+    def result(self, states: pa.Table) -> Any:
+        """The result column for states, a value for each row."""
+
+    def __call__(self, *columns: str) -> Any:
+        """This aggregate over some columns, as `aggregate` takes it."""
+        from strandline.operators.aggregate.aggregates import Aggregate
+
+        return Aggregate("user", columns[0] if columns else None, columns[1:], code=self)
+
+
+GROUP_ID = "group_id"
+
+
+class UserAccumulator(GroupAccumulator):
+    """Runs an `ArrowAggregate` and checks what it returns."""
+
+    def __init__(self, name: str, code: ArrowAggregate, columns: tuple[str, ...], result: pa.DataType) -> None:
+        super().__init__(name, columns, [field.with_name(f"{name}:{field.name}") for field in code.state_schema])
+        self._code = code
+        self._result = result
+        self._where = f"aggregate {name!r} ({type(code).__name__})"
+
+    def partial(self, inputs: list[Any], groups: Groups) -> list[Any]:
+        """One call of the user's `partial` for all groups."""
+        return self._called(self._code.partial, list(self.columns), inputs, groups)
+
+    def merge(self, states: list[Any], groups: Groups) -> list[Any]:
+        """One call of the user's `merge` for all groups."""
+        return self._called(self._code.merge, self._code.state_schema.names, states, groups)
+
+    def shown(self, states: list[Any]) -> Any:
+        """One call of the user's `result` for all rows."""
+        table = pa.table(dict(zip(self._code.state_schema.names, states, strict=True)))
+        made = self._guarded(self._code.result, table)
+        made = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+        if not isinstance(made, pa.Array) or len(made) != len(table):
+            raise SchemaError(f"{self._where}: result() must return a column of {len(table)} values, one for each row")
+        return self._cast(made, self._result, "result()")
+
+    def _called(self, call: Callable[[Any], Any], names: list[str], columns: list[Any], groups: Groups) -> list[Any]:
+        order = pa.array(groups.order)
+        given = {GROUP_ID: pa.array(groups.ids)}
+        given |= {name: column.take(order) for name, column in zip(names, columns, strict=True)}
+        made = self._guarded(call, pa.table(given))
+        what = f"{call.__name__}()"
+        schema = self._code.state_schema
+        if not isinstance(made, pa.Table) or set(made.column_names) != {GROUP_ID, *schema.names}:
+            shown = ", ".join(made.column_names) if isinstance(made, pa.Table) else type(made).__name__
+            wanted = ", ".join([GROUP_ID, *schema.names])
+            raise SchemaError(f"{self._where}: {what} must return a table with the columns {wanted}, not {shown}")
+        ids = made.column(GROUP_ID).to_numpy()
+        by_id = np.argsort(ids, kind="stable")
+        if not np.array_equal(ids[by_id], np.arange(len(groups))):
+            raise SchemaError(
+                f"{self._where}: {what} must return one row for each of the {len(groups)} values of {GROUP_ID}"
+            )
+        made = made.take(pa.array(by_id))
+        return [self._cast(made.column(f.name).combine_chunks(), f.type, f"{what}, column {f.name!r}") for f in schema]
+
+    def _guarded(self, call: Callable[[Any], Any], table: pa.Table) -> Any:
+        try:
+            return call(table)
+        except StrandlineError:
+            raise
+        except Exception as error:  # noqa: BLE001  # user code may raise anything
+            raise UserCodeError(f"{self._where}: {call.__name__}() failed\n{user_traceback(error)}") from None
+
+    def _cast(self, column: Any, kind: pa.DataType, what: str) -> Any:
+        try:
+            return column if column.type == kind else column.cast(kind)
+        except pa.ArrowException as error:
+            raise SchemaError(f"{self._where}: {what} is {column.type}, not {kind}: {error}") from error

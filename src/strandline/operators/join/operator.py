@@ -1,0 +1,337 @@
+"""The join of two keyed streams, inner or outer, optionally within bounds of event time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
+from strandline.operators.columns.columns import RowCodec, all_valid, gathered, is_valid, micros, whole_millis
+from strandline.operators.columns.rows import arrow_schema
+from strandline.operators.join.plan import LEFT, RIGHT, SIDE_COLUMN, JoinColumn, JoinPlan, JoinType
+from strandline.operators.join.state import MATCHED, SIDE, Heads, Matches, matching
+from strandline.operators.timed.expiry import NEVER, ExpiryIndex
+from strandline.operators.timed.packs import Items
+from strandline.state.batch.changes import ChangeSet
+from strandline.state.coding.keys import KeyEncoder
+from strandline.state.descriptors import StateDescriptor
+
+__all__ = ["LEFT", "RIGHT", "SIDE_COLUMN", "JoinColumn", "JoinOperator", "JoinType"]
+
+ROWS: Final = "rows"
+_INDEX: Final = "rows-until"
+_BUCKET_COLUMN: Final = "__sl_bucket"
+_LEAST_BUCKET_US: Final = 1_000_000
+_GRANULES: Final = 16
+_LARGEST_SLICE, _SMALLEST_SLICE = 1 << 17, 16
+_SLICE_BYTES: Final = 64 << 20
+"""Fewer rows are joined at a time while more than this is read for them."""
+_OUTPUT_ROWS: Final = 1 << 16
+
+Flags = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
+
+
+class JoinOperator(Operator):
+    """Joins left and right rows of equal keys with left time + lower <= right time <= left time + upper.
+
+    Without time columns (inner only) every pair of equal keys joins, and state grows for ever. Rows at or before the
+    last batch's watermark are late: dropped and counted. In an outer join a row without partner comes out with nulls
+    once the watermark says that none can come any more. A row with a null in its key, or without a time, never joins.
+
+    `input_columns` says how the planner makes one input of both sides; `JoinPlan` says what comes out.
+    """
+
+    sorted_input = False
+
+    def __init__(
+        self,
+        uid: str,
+        left_keys: Sequence[str],
+        right_keys: Sequence[str],
+        left_schema: StructType,
+        right_schema: StructType,
+        how: JoinType = "inner",
+        left_time: str | None = None,
+        right_time: str | None = None,
+        lower_ms: int | None = None,
+        upper_ms: int | None = None,
+    ) -> None:
+        self._arguments = (
+            *(uid, tuple(left_keys), tuple(right_keys), left_schema, right_schema, how),
+            *(left_time, right_time, lower_ms, upper_ms),
+        )
+        bounds = None if lower_ms is None or upper_ms is None else (lower_ms, upper_ms)
+        schemas, times = (left_schema, right_schema), (left_time, right_time)
+        plan = JoinPlan(uid, left_keys, right_keys, schemas, times, how, bounds)
+        self.uid = uid
+        self.key_columns = plan.key_columns
+        self.input_columns: tuple[JoinColumn, ...] = plan.columns
+        self.input_struct = plan.input_struct
+        self.output_struct = plan.output_struct
+        self.output_schema = plan.output_schema
+        self.plan = plan
+        self.timed = bounds is not None
+        self.time_mode = "event" if self.timed else "none"
+        self.lower, self.upper = (1000 * bound for bound in bounds or (0, 0))
+        self.bucket = max(_LEAST_BUCKET_US, 2 * (self.upper - self.lower))
+        self.preserved = (how in ("left", "full"), how in ("right", "full"))
+        self._where = f"operator {uid!r}"
+        self.codecs = tuple(RowCodec(struct, self._where) for struct in plan.stored)
+        self._input = arrow_schema(plan.input_struct).append(pa.field(KEY_GROUP_COLUMN, pa.int32()))
+        self.encoder = KeyEncoder(self._input, self.key_columns, KEY_GROUP_COLUMN)
+        buckets = self._input.append(pa.field(_BUCKET_COLUMN, pa.int64()))
+        self.head_encoder = KeyEncoder(buckets, [*self.key_columns, _BUCKET_COLUMN], KEY_GROUP_COLUMN)
+        self.index: ExpiryIndex | None = None
+        self._slice = _LARGEST_SLICE
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Only what it was made of travels to the slots."""
+        return JoinOperator, self._arguments
+
+    def open(self, info: SubtaskInfo) -> None:
+        """Remember where this runs."""
+        self._where = f"operator {info.uid!r}, subtask {info.subtask}"
+        self.index = ExpiryIndex(_INDEX, self.bucket // 1000 // _GRANULES, info) if self.timed else None
+
+    def states(self) -> list[StateDescriptor]:
+        """The rows of both sides, by the span of time that shares a value, and the index of when they end."""
+        both = StructType([field for side in self.plan.stored for field in side.fields])
+        rows = StateDescriptor(ROWS, "rows", both.json(), ttl_ms=self.bucket // 1000 if self.timed else None)
+        return [rows, ExpiryIndex.descriptor(_INDEX)] if self.timed else [rows]
+
+    def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
+        """Yield the pairs that the batch completes, then the rows that will not find a partner any more."""
+        self.late_rows = 0
+        if self.index is not None:
+            self.index.begin(batch.batch_id)
+        for part in gathered(rows, self._input, _LARGEST_SLICE, self._where):
+            usable, lonely = self._sorted_out(part, batch.late_watermark_ms)
+            yield from self._alone(part.filter(pa.array(lonely)))
+            part = part.filter(pa.array(usable)) if not usable.all() else part
+            done = 0
+            while done < part.num_rows:
+                some = part.slice(done, self._slice)
+                done += some.num_rows
+                yield from _Slice(self, some, changes).join()
+        if self.index is not None:
+            if batch.watermark_ms is not None:
+                yield from self._expire(changes, batch.watermark_ms)
+            if any(self.preserved):
+                self.next_timer_ms = self.index.next_ms(changes)
+
+    def _sorted_out(self, part: pa.RecordBatch, late_ms: int | None) -> tuple[Flags, Flags]:
+        """Which rows can join, and which never will; late ones are neither."""
+        usable = all_valid([part.column(name) for name in self.key_columns])
+        if not self.timed:
+            return usable, ~usable
+        times, timed = self.times(part)
+        usable &= timed
+        if late_ms is None:
+            return usable, ~usable
+        late = timed & (times <= 1000 * late_ms)
+        self.late_rows += int(late.sum())
+        return usable & ~late, ~usable & ~late
+
+    def times(self, part: pa.RecordBatch) -> tuple[Numbers, Flags]:
+        """The time of every row in microseconds, and which rows have one."""
+        if not self.timed:
+            return np.zeros(part.num_rows, np.int64), np.ones(part.num_rows, np.bool_)
+        left, right = (part.column(cast(str, name)) for name in self.plan.time_columns)
+        from_left = part.column(SIDE_COLUMN).to_numpy() == LEFT
+        return np.where(from_left, micros(left), micros(right)), np.where(from_left, is_valid(left), is_valid(right))
+
+    def _alone(self, part: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Rows that can have no partner, if their side shows them."""
+        sides = part.column(SIDE_COLUMN).to_numpy()
+        for side in (LEFT, RIGHT):
+            if self.preserved[side] and (sides == side).any():
+                yield self._unpaired(side, self.own_columns(part.filter(pa.array(sides == side)), side))
+
+    def own_columns(self, part: pa.RecordBatch, side: int) -> pa.RecordBatch:
+        """What is stored of the rows of a side."""
+        names = self.codecs[side].schema.names
+        return pa.RecordBatch.from_arrays([part.column(name) for name in names], names=names)
+
+    def _unpaired(self, side: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return self.plan.output(rows, None) if side == LEFT else self.plan.output(None, rows)
+
+    def row_due_ms(self, times: Numbers, flags: npt.NDArray[np.uint8]) -> Numbers:
+        """From which watermark on each row can find no partner any more."""
+        due: Numbers = whole_millis(times + np.where(flags & SIDE, -self.lower, self.upper))
+        return due
+
+    def bucket_due_ms(self, buckets: Numbers) -> Numbers:
+        """From which watermark on no row of a bucket can find a partner."""
+        due: Numbers = whole_millis((buckets + 1) * self.bucket - 1 + max(self.upper, -self.lower))
+        return due
+
+    def waiting(self, flags: npt.NDArray[np.uint8]) -> Flags:
+        """Which rows have to come out when they are due."""
+        shown = np.array(self.preserved)[flags & SIDE]
+        still: Flags = shown & (flags & MATCHED == 0)
+        return still
+
+    def _expire(self, changes: ChangeSet, watermark_ms: int) -> Iterator[pa.RecordBatch]:
+        """Remove the rows that are due and emit those among them that wait for a partner in vain."""
+        assert self.index is not None
+        for due in self.index.due(changes, watermark_ms):
+            keys = sorted(set(due.keys))
+            done = 0
+            while done < len(keys):
+                some = keys[done : done + self._slice]
+                done += len(some)
+                yield from self._expire_some(changes, some, watermark_ms)
+
+    def _expire_some(self, changes: ChangeSet, keys: list[bytes], watermark_ms: int) -> Iterator[pa.RecordBatch]:
+        assert self.index is not None
+        heads = Heads(changes, keys)
+        fired = heads.known & (heads.headers["due"] <= watermark_ms)
+        heads.read_chunks(np.stack((fired, fired), axis=1))
+        self.adapt(heads.size)
+        items, owner = heads.items, heads.heads_of_items()
+        row_due = self.row_due_ms(items.time, items.flags)
+        gone = fired[owner] & (row_due <= watermark_ms)
+        vain = gone & self.waiting(items.flags)
+        for side in (LEFT, RIGHT):
+            places = np.flatnonzero(vain & (items.flags & SIDE == side))
+            for start in range(0, len(places), _OUTPUT_ROWS):
+                some = items.take(places[start : start + _OUTPUT_ROWS])
+                yield self._unpaired(side, self.codecs[side].decode_array(some.data))
+        kept = np.flatnonzero(~gone)
+        heads.items = items.take(kept)
+        owner, row_due = owner[kept], row_due[kept]
+        again = fired & (np.bincount(owner, minlength=len(keys)) > 0)
+        heads.headers["left"][fired & ~again] = 0
+        heads.headers["right"][fired & ~again] = 0
+        due = np.full(len(keys), NEVER)
+        np.minimum.at(due, owner, self.bucket_due_ms(heads.items.time // self.bucket))
+        still = self.waiting(heads.items.flags)
+        np.minimum.at(due, owner[still], row_due[still])
+        heads.headers["due"][again] = due[again]
+        heads.write(fired[heads.owner])
+        self.index.add(changes, [keys[at] for at in np.flatnonzero(again).tolist()], due[again])
+
+    def adapt(self, size: int) -> None:
+        """Choose how much is joined at a time, the last slice having read `size` bytes."""
+        if size > _SLICE_BYTES:
+            self._slice = max(_SMALLEST_SLICE, self._slice // 2)
+        elif size < _SLICE_BYTES // 4:
+            self._slice = min(_LARGEST_SLICE, self._slice * 2)
+
+
+class _Slice:
+    """Some rows of both sides, joined with each other and with what is stored for their keys."""
+
+    def __init__(self, operator: JoinOperator, part: pa.RecordBatch, changes: ChangeSet) -> None:
+        order = np.argsort(part.column(SIDE_COLUMN).to_numpy(), kind="stable")
+        self._operator = operator
+        self._changes = changes
+        self._part = part = part.take(pa.array(order))
+        self._sides = part.column(SIDE_COLUMN).to_numpy().astype(np.uint8)
+        self._lefts = lefts = int((self._sides == LEFT).sum())
+        self._rows = operator.own_columns(part.slice(0, lefts), LEFT), operator.own_columns(part.slice(lefts), RIGHT)
+        self._times, _ = operator.times(part)
+        lower, upper = operator.lower, operator.upper
+        self._low = self._times + np.where(self._sides == LEFT, lower, -upper)
+        self._high = self._times + np.where(self._sides == LEFT, upper, -lower)
+
+    def join(self) -> Iterator[pa.RecordBatch]:
+        """Yield the new pairs and store the new rows."""
+        operator, lefts = self._operator, self._lefts
+        keys, own, head_keys, buckets, heads = self._heads()
+        operator.adapt(heads.size)
+        stored = heads.items
+        stored_keys = head_keys[heads.heads_of_items()]
+        old_left, old_right = (np.flatnonzero(stored.flags & SIDE == side) for side in (LEFT, RIGHT))
+        # Every left row with every right one, but for those that are both stored: they have met before.
+        new_left = matching(
+            *(keys[:lefts], self._low[:lefts], self._high[:lefts]),
+            np.concatenate((stored_keys[old_right], keys[lefts:])),
+            np.concatenate((stored.time[old_right], self._times[lefts:])),
+        )
+        new_right = matching(
+            *(keys[lefts:], self._low[lefts:], self._high[lefts:]), stored_keys[old_left], stored.time[old_left]
+        )
+        met_right, met_left = new_left.targets(), new_right.targets()
+        yield from self._pairs(LEFT, new_left, stored, old_right[met_right[: len(old_right)]], met_right)
+        yield from self._pairs(RIGHT, new_right, stored, old_left[met_left], met_left)
+        matched = np.concatenate((new_left.queries(), met_right[len(old_right) :] | new_right.queries()))
+        flags = stored.flags.copy()
+        flags[old_right[met_right[: len(old_right)]]] |= MATCHED
+        flags[old_left[met_left]] |= MATCHED
+        self._write(heads, flags, own, matched, buckets)
+
+    def _heads(self) -> tuple[Numbers, Numbers, Numbers, Numbers, Heads]:
+        """The number of each row's key, the number of the head it goes to; key and bucket of each head; the heads."""
+        operator, part = self._operator, self._part
+        encoded = operator.encoder.encode(part)
+        order = encoded.order()
+        starts = encoded.take(order).starts()
+        keys = np.empty(len(order), np.int64)
+        keys[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
+        # A row needs its own bucket, and the one or two in which its partners may be.
+        own, low, high = (times // operator.bucket for times in (self._times, self._low, self._high))
+        below, above = np.flatnonzero(low != own), np.flatnonzero((high != own) & (high != low))
+        rows = np.concatenate((np.arange(len(keys)), below, above))
+        wanted = np.concatenate((own, low[below], high[above]))
+        first = int(wanted.min())
+        span = int(wanted.max()) - first + 1
+        numbers, heads = np.unique(keys[rows] * span + (wanted - first), return_inverse=True)
+        head_keys, buckets = numbers // span, numbers % span + first
+        chunks = np.zeros((len(numbers), 2), np.bool_)
+        chunks[heads, 1 - self._sides[rows]] = True
+        names = [*operator.key_columns, KEY_GROUP_COLUMN]
+        distinct = part.select(names).take(pa.array(order[starts][head_keys]))
+        columns = [*distinct.columns, pa.array(buckets)]
+        named = pa.RecordBatch.from_arrays(columns, names=[*names, _BUCKET_COLUMN])
+        read = Heads(self._changes, operator.head_encoder.encode(named).stored(ROWS))
+        read.read_chunks(chunks)
+        return keys, heads[: len(keys)], head_keys, buckets, read
+
+    def _pairs(
+        self, side: int, matches: Matches, stored: Items, partners: Numbers, met: Flags
+    ) -> Iterator[pa.RecordBatch]:
+        """The pairs of new rows of `side`; their partners are stored rows and, for the left side, new right ones."""
+        if not len(matches):
+            return
+        codecs, plan = self._operator.codecs, self._operator.plan
+        others = codecs[1 - side].decode_array(stored.data.take(pa.array(partners)))
+        old = len(met)
+        if side == LEFT:
+            others = pa.concat_batches([others, self._rows[RIGHT]])
+            old -= self._rows[RIGHT].num_rows
+        places = np.concatenate((np.cumsum(met[:old]) - 1, len(partners) + np.arange(len(met) - old)))
+        for start in range(0, len(matches), _OUTPUT_ROWS):
+            queries, targets = matches.pairs(start, start + _OUTPUT_ROWS)
+            mine, theirs = self._rows[side].take(pa.array(queries)), others.take(pa.array(places[targets]))
+            yield plan.output(mine, theirs) if side == LEFT else plan.output(theirs, mine)
+
+    def _write(
+        self, heads: Heads, flags: npt.NDArray[np.uint8], own: Numbers, matched: Flags, buckets: Numbers
+    ) -> None:
+        operator, stored = self._operator, heads.items
+        dirty = np.zeros(len(heads.keys), np.bool_)
+        dirty[own] = True
+        touched = np.flatnonzero(dirty)
+        if any(operator.preserved):
+            changed = operator.waiting(stored.flags) & ~operator.waiting(flags)
+            dirty[stored.pack[changed]] = True
+        data = pa.concat_arrays(
+            [codec.encode_array(rows) for codec, rows in zip(operator.codecs, self._rows, strict=True)]
+        )
+        new = Items(own, self._times, self._sides | np.where(matched, MATCHED, 0).astype(np.uint8), data)
+        heads.items = stored.flagged(flags).followed_by(new)
+        if operator.index is not None:
+            due = np.where(heads.known, heads.headers["due"], operator.bucket_due_ms(buckets))
+            waiting = operator.waiting(new.flags)
+            np.minimum.at(due, own[waiting], operator.row_due_ms(new.time, new.flags)[waiting])
+            sooner = touched[(~heads.known | (due < heads.headers["due"]))[touched]]
+            heads.headers["due"][touched] = due[touched]
+            operator.index.add(self._changes, [heads.keys[at] for at in sooner.tolist()], due[sooner])
+        heads.write(dirty)

@@ -1,0 +1,4 @@
+"""Per-key and per-batch user code: `KeyedProcessor` and `ArrowProcessor`, and the operators that run them.
+
+`job`, `operators/spark` and the runtime import it.
+"""

@@ -1,0 +1,222 @@
+"""Schema evolution: which changes to a state a restore accepts, and how stored entries are migrated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from pyspark.sql.types import StructField
+
+from strandline.checkpoint.metadata import SubtaskState
+from strandline.errors import DamagedFileError, IncompatibleCheckpointError
+from strandline.operators.base import Operator
+from strandline.operators.columns.columns import RowCodec
+from strandline.state.backends.base import StateBackend, prefix_end
+from strandline.state.chunks import chunked
+from strandline.state.coding.codec import ValueCodec
+from strandline.state.coding.ddl import parse_schema
+from strandline.state.coding.keys import state_prefix
+from strandline.state.descriptors import StateDescriptor
+from strandline.state.handles.timers import TIMES
+from strandline.state.handles.ttl import STAMP_BYTES
+
+Convert = Callable[[list[bytes]], list[bytes]]
+
+_DECLARED: Final = frozenset({"value", "list", "map", "reducing", "aggregating", "columns"})
+"""The kinds whose schema is the user's; those of the vectorised steps follow from what they compute."""
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_columns_of: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_rows_of: Final = msgspec.msgpack.Decoder(list[list[msgspec.Raw]]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Widened:
+    """A state whose rows gained nullable columns."""
+
+    before: StateDescriptor
+    now: StateDescriptor
+    places: tuple[int, ...]
+    """Where the columns that it had are among those it has now."""
+
+    def conversion(self) -> Convert:
+        """Makes stored values of the old columns into values of the new ones, which are null."""
+        old, new = parse_schema(self.before.schema), parse_schema(self.now.schema)
+        if self.now.kind == "columns":
+            narrow, wide = (RowCodec(struct, f"state {self.now.name!r}") for struct in (old, new))
+            return lambda values: narrow.widened(values, wide, self.places)
+        nulls: list[msgspec.Raw | None] = [None] * len(new.fields)
+
+        def wider(columns: Sequence[msgspec.Raw]) -> bytes:
+            row = nulls.copy()
+            for place, column in zip(self.places, columns, strict=True):
+                row[place] = column
+            return _encode(row)
+
+        def one(data: bytes) -> bytes:
+            if self.now.kind == "list":
+                return ValueCodec.join(list(map(wider, _rows_of(data))))
+            return wider(_columns_of(data))
+
+        if self.now.ttl_ms is None:
+            return lambda values: list(map(one, values))
+        return lambda values: [data[:STAMP_BYTES] + one(data[STAMP_BYTES:]) for data in values]
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanges:
+    """What has to be done to the restored state of an operator, so that it is as the operator declares it."""
+
+    dropped: tuple[StateDescriptor, ...] = ()
+    widened: tuple[Widened, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.dropped or self.widened)
+
+    def apply(self, backend: StateBackend, key_groups: range) -> None:
+        """Delete the entries of dropped states, and write those of wider ones in their new columns.
+
+        To be done once: to all that was written under the old declarations, and to nothing that came later.
+        """
+        for state in self.dropped:
+            for name in (state.name, TIMES) if state.kind == "timers" else (state.name,):
+                for start, end in _ranges(key_groups, name):
+                    if next(backend.scan(start, end), None) is not None:
+                        backend.delete_between(start, end)
+        for one in self.widened:
+            convert = one.conversion()
+            for start, end in _ranges(key_groups, one.now.name):
+                for keys, values in chunked(backend.scan(start, end)):
+                    try:
+                        backend.apply(keys, convert(values))
+                    except (msgspec.DecodeError, ValueError) as error:
+                        raise DamagedFileError(
+                            f"state {one.now.name!r}: a stored value is not of the columns that the checkpoint says it "
+                            f"has: {error}. Restore from another checkpoint."
+                        ) from error
+
+
+def state_changes(
+    operator: str,
+    before: Iterable[Mapping[str, Any]],
+    now: Iterable[StateDescriptor],
+    may_drop: Callable[[str], bool],
+) -> StateChanges:
+    """How the states of a checkpoint, as its metadata describes them, become those that the operator declares.
+
+    A new state begins empty. One that is gone is dropped if `may_drop`. A state that user code declares may gain
+    nullable columns, and live for another time; otherwise a state keeps its kind and schema for life. Raises
+    `IncompatibleCheckpointError` where that is not so.
+    """
+    declared = {state.name: state for state in now}
+    dropped: list[StateDescriptor] = []
+    widened: list[Widened] = []
+    for described in before:
+        known = msgspec.convert(described, StateDescriptor)
+        state = declared.get(known.name)
+        if state is None:
+            if not may_drop(known.name):
+                raise IncompatibleCheckpointError(
+                    f"operator {operator}: the checkpoint has the state {known.name!r} ({_described(known)}), which "
+                    "the job does not declare. If it was renamed, give it the name it had; to go on without it, start "
+                    "with allow_non_restored_state=True: then its entries are deleted."
+                )
+            dropped.append(known)
+        elif state != known:
+            places = _places(known, state)
+            if places is None:
+                raise _refused(operator, known, state)
+            if len(places) < len(parse_schema(state.schema).fields):
+                widened.append(Widened(known, state, places))
+    return StateChanges(tuple(dropped), tuple(widened))
+
+
+def _places(before: StateDescriptor, now: StateDescriptor) -> tuple[int, ...] | None:
+    """Where the columns that a state had are now; None if more has changed than that there are nullable ones besides.
+
+    How long a value lives is not part of what is stored, only whether it ends.
+    """
+    if now.kind not in _DECLARED or (before.kind, before.key_schema) != (now.kind, now.key_schema):
+        return None
+    if (before.ttl_ms is None) != (now.ttl_ms is None):
+        return None
+    old = parse_schema(before.schema).fields
+    names = {field.name for field in old}
+    places: list[int] = []
+    for at, field in enumerate(parse_schema(now.schema).fields):
+        if field.name in names:
+            if len(places) == len(old) or not _same(old[len(places)], field):
+                return None
+            places.append(at)
+        elif not field.nullable:
+            return None
+    return tuple(places) if len(places) == len(old) else None
+
+
+def _same(one: StructField, other: StructField) -> bool:
+    """Whether two columns are the same to stored values; comments and the like are not."""
+    return (one.name, one.dataType, one.nullable) == (other.name, other.dataType, other.nullable)
+
+
+def _refused(operator: str, before: StateDescriptor, now: StateDescriptor) -> IncompatibleCheckpointError:
+    if now.kind in _DECLARED:
+        remedy = (
+            "All that may change is that there are nullable columns besides, and how long a value lives. Declare it as "
+            "it was, or give the new state another name."
+        )
+    elif now.kind == "aggregate":
+        remedy = "Use the aggregates that it had, or start a new job."
+    else:
+        remedy = "Build the step as it was, or give it another uid."
+    return IncompatibleCheckpointError(
+        f"operator {operator}: the checkpoint has the state {now.name!r} as {_described(before)}, the job declares "
+        f"{_described(now)}. {remedy}"
+    )
+
+
+def _ranges(key_groups: range, state: str) -> Iterable[tuple[bytes, bytes]]:
+    """Where the entries of a state lie, in the order of key groups."""
+    for group in key_groups:
+        prefix = state_prefix(group, state)
+        end = prefix_end(prefix)
+        assert end is not None  # a name is followed by a zero
+        yield prefix, end
+
+
+def _described(state: StateDescriptor) -> str:
+    """A descriptor as a user would say it: its kind, and its columns rather than their JSON."""
+    parts = [f"{state.kind} state"]
+    for label, schema in (("keys", state.key_schema), ("columns", state.schema)):
+        if schema is not None:
+            parts.append(f"{label} ({_columns(schema)})")
+    if state.ttl_ms is not None:
+        parts.append(f"a time-to-live of {state.ttl_ms} ms")
+    return ", ".join(parts)
+
+
+def _columns(schema: str) -> str:
+    try:
+        fields = msgspec.json.decode(schema)["fields"]
+        return ", ".join(
+            f"{field['name']} {_type(field['type'])}{'' if field['nullable'] else ' not null'}" for field in fields
+        )
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return schema
+
+
+def _type(type_: Any) -> str:
+    return type_ if isinstance(type_, str) else msgspec.json.encode(type_).decode()
+
+
+def check_states(
+    operator: Operator, declared: Iterable[StateDescriptor], durable: SubtaskState | None, allow_non_restored: bool
+) -> StateChanges:
+    """What has to be done to a restored state so that it is as the operator declares it now.
+
+    Raises `IncompatibleCheckpointError` where that cannot be; see `state_changes`.
+    """
+    deleted = operator.deleted_states
+    before = durable.states if durable is not None else ()
+    return state_changes(operator.uid, before, declared, lambda name: allow_non_restored or name in deleted)

@@ -1,0 +1,283 @@
+"""Spark's own `StatefulProcessor` classes, unchanged, as an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, ClassVar, Literal, get_args
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
+from pyspark.sql.types import StructType
+
+from strandline.errors import JobDefinitionError, StrandlineError, UserCodeError
+from strandline.operators.base import TIME_MODES, BatchInfo, Output, SubtaskInfo, TimeMode
+from strandline.operators.columns.rows import row_factory
+from strandline.operators.process.key_chunks import Key, KeyChunkReader, KeyChunks
+from strandline.operators.process.keyed_process import (
+    KeyedProcessor,
+    ProcessContext,
+    ProcessOperator,
+    ProcessorMethods,
+    Running,
+    place_of,
+    user_traceback,
+)
+from strandline.operators.process.output import Writer
+from strandline.operators.spark.rows import FrameReader, FrameWriter, SparkRowReader, SparkRowWriter, pandas_key
+from strandline.operators.spark.states import SparkHandle, giver
+from strandline.state.batch.changes import ChangeSet
+from strandline.state.coding.keys import state_prefix
+from strandline.state.handles.timers import Timers, TimerService
+
+SparkRows = Literal["row", "pandas"]
+
+
+class SparkProcessorOperator(ProcessOperator):
+    """Runs a `StatefulProcessor` as Spark does: `rows` is the flavour that it is written for.
+
+    "row" is that of `transformWithState`, "pandas" that of `transformWithStateInPandas`. As in Spark, every batch has
+    a processor of its own: a fresh copy of the given one is initialised, works through the rows and the timers that
+    are due, and is closed. `time_mode` may be spelled as in Spark. `time_zone` is the session's time zone, in which
+    timestamps are given to user code. With `event_time`, rows that the watermark had passed are dropped.
+    """
+
+    methods: ClassVar = ProcessorMethods("init", "handleInputRows", "handleExpiredTimer")
+
+    def __init__(
+        self,
+        uid: str,
+        processor: StatefulProcessor,
+        key_columns: Sequence[str],
+        input_schema: StructType,
+        output_schema: StructType,
+        *,
+        rows: SparkRows,
+        time_mode: str = "none",
+        timer_service: TimerService = "heap",
+        event_time: str | None = None,
+        initial_schema: StructType | None = None,
+        time_zone: str = "UTC",
+    ) -> None:
+        mode = TIME_MODES.get(str(time_mode).lower())
+        if mode is None:
+            raise JobDefinitionError(
+                f"operator {uid!r}: time_mode={time_mode!r} is not valid; use 'none', 'processing' or 'event'"
+            )
+        if rows not in get_args(SparkRows):
+            raise JobDefinitionError(f"operator {uid!r}: rows={rows!r} is not valid; use 'row' or 'pandas'")
+        self.rows = rows
+        self.time_zone = time_zone
+        self.initial_struct = initial_schema
+        super().__init__(
+            uid,
+            _Adapter(processor, rows, mode, key_columns, input_schema, time_zone),
+            key_columns,
+            input_schema,
+            output_schema,
+            time_mode=mode,
+            timer_service=timer_service,
+            event_time=event_time,
+            late="drop" if event_time is not None and mode == "event" else None,
+        )
+
+    def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
+        """Process every key of the batch once, then fire the timers that are due."""
+        return super().run(rows, changes, self._as_in_spark(batch))
+
+    def run_initial(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
+        """Hand the initial state to the processor, key by key; due once, before the first batch of a fresh job.
+
+        `rows` carry the columns of `initial_schema` and `KEY_GROUP_COLUMN`, a key's rows together. All is done at the
+        call; as in Spark, no output comes of it. `batch` may be a batch of its own, or the one that follows with the
+        same change set.
+        """
+        running = self._running
+        if not isinstance(running, _SparkRunning):
+            raise StrandlineError(f"operator {self.uid!r} was run before it was opened")
+        if self.initial_struct is None:
+            raise StrandlineError(f"operator {self.uid!r} was given initial rows, but no initial_schema")
+        running.run_initial(rows, changes, self._as_in_spark(batch), self.initial_struct)
+        return iter(())
+
+    def _as_in_spark(self, batch: BatchInfo) -> BatchInfo:
+        """Spark's watermark is 0 before the first row."""
+        if self.time_mode != "event":
+            return batch
+        return replace(
+            batch,
+            watermark_ms=max(batch.watermark_ms or 0, 0),
+            late_watermark_ms=max(batch.late_watermark_ms or 0, 0),
+        )
+
+    def _check_arguments(self) -> None:
+        super()._check_arguments()
+        where, initial = f"operator {self.uid!r}", self.initial_struct
+        if initial is None:
+            return
+        types = {field.name: field.dataType for field in initial.fields}
+        for name in self.key_columns:
+            if types.get(name) != self.input_struct[name].dataType:
+                raise JobDefinitionError(
+                    f"{where}: the initial state needs the key column {name!r} of type "
+                    f"{self.input_struct[name].dataType.simpleString()}, it has {initial.simpleString()}"
+                )
+
+    def _prepared(self, info: SubtaskInfo) -> Running:
+        return _SparkRunning(self, info)
+
+    def _processor_name(self) -> str:
+        assert isinstance(self.processor, _Adapter)
+        return type(self.processor.original).__name__
+
+    def _deleted_by(self, processor: KeyedProcessor) -> frozenset[str]:
+        assert isinstance(processor, _Adapter)
+        return frozenset(processor.handle.deleted)
+
+
+class _Adapter(KeyedProcessor):
+    """A `StatefulProcessor` in the place of a `KeyedProcessor`."""
+
+    def __init__(
+        self,
+        original: StatefulProcessor,
+        rows: SparkRows,
+        time_mode: TimeMode,
+        key_columns: Sequence[str],
+        struct: StructType,
+        time_zone: str,
+    ) -> None:
+        self.original = original
+        self._rows = rows
+        self._time_mode = time_mode
+        self._key_columns = tuple(key_columns)
+        self._struct = struct
+        self._time_zone = time_zone
+
+    def open(self, context: ProcessContext) -> None:
+        """Find out what `init` declares; as Spark does in its driver, with a copy that is closed again."""
+        self._pickled: bytes = cloudpickle.dumps(self.original)  # type: ignore[no-untyped-call]  # PySpark's own
+        self._context = context
+        self.handle = SparkHandle(context, self._time_mode)
+        key = StructType([self._struct[name] for name in self._key_columns])
+        self._key_row, self._key_values = row_factory(key), giver(key)
+        self._given_key = (
+            pandas_key(self._struct, self._key_columns, self._time_zone) if self._rows == "pandas" else None
+        )
+        self._times = TimerValues()
+        self.begin()
+        self.current.close()
+
+    def begin(self, batch: BatchInfo | None = None) -> None:
+        """A new processor for a batch."""
+        if batch is not None and self._time_mode != "none":
+            self._times = TimerValues(batch.processing_time_ms, batch.watermark_ms or 0)
+        self.current: StatefulProcessor = cloudpickle.loads(self._pickled)
+        self._handle_rows = self.current.handleInputRows
+        self.handle.initialise(self.current.init)
+
+    def process(self, key: Key, rows: Iterator[Any], context: ProcessContext) -> Iterable[Any] | None:
+        """Rows of one key."""
+        if self._given_key is not None:
+            key = self._given_key(key)
+        made: Iterable[Any] | None = self._handle_rows(key, rows, self._times)
+        return made
+
+    def on_timer(self, key: Key, timestamp: int, context: ProcessContext) -> Iterable[Any] | None:
+        """One timer; its key comes out of Spark's state, so it is a row, with timestamps as states give them."""
+        row = self._key_row(key if self._key_values is None else self._key_values(key))
+        # By name, as Spark calls it: some write the last two the other way round.
+        return self.current.handleExpiredTimer(
+            key=row, timerValues=self._times, expiredTimerInfo=ExpiredTimerInfo(timestamp)
+        )
+
+    def on_initial(self, key: Key, item: Any) -> None:
+        """One row, or one frame, of the initial state."""
+        if self._given_key is not None:
+            key = self._given_key(key)
+        self.current.handleInitialState(key, item, self._times)
+
+
+class _SparkRunning(Running):
+    """An opened operator in its slot, with a processor of its own in every batch."""
+
+    _fires_deleted = True
+
+    def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
+        yield from super().run(rows, changes, batch)
+        self._call(batch, "close")
+
+    def run_initial(
+        self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo, struct: StructType
+    ) -> None:
+        # Lists name their entries by the batch: those of the initial state come before any of the first batch.
+        batch = replace(batch, batch_id=max(batch.batch_id - 1, 0))
+        scope, adapter = self._scope, self._adapter()
+        chunks = KeyChunks(self._make_reader(struct, place_of(self.info)), rows)
+        self._begin(changes, batch)
+        try:
+            while (chunk := chunks.next()) is not None:
+                chunks.adapt(scope.load(chunk.keys, chunk.values) + chunk.size)
+                for at, (key, count) in enumerate(zip(chunk.values, chunk.counts, strict=True)):
+                    scope.index = at
+                    try:
+                        for item in islice(chunk.rows, count):
+                            adapter.on_initial(key, item)
+                    except Exception as error:  # noqa: BLE001  # user code may raise anything
+                        raise self._explained(error, chunks.error, key, batch, "handleInitialState") from None
+                    scope.settle()
+            if self._timers is not None:
+                self._operator.next_timer_ms = self._timers.earliest()
+                self._timers.forget()
+        finally:
+            self.context._batch = None
+            scope.end()
+        self._call(batch, "close")
+
+    def _begin(self, changes: ChangeSet, batch: BatchInfo) -> None:
+        super()._begin(changes, batch)
+        self._call(batch, "init")
+        for name in self._adapter().handle.deleted:
+            for group in self._groups:
+                stored = [key for key, _ in changes.scan(state_prefix(group, name))]
+                changes.put_many(stored, [None] * len(stored))
+
+    def _due(self, timers: Timers, until: int) -> Iterator[tuple[bytes, bytes | None]]:
+        """All at once: Spark fires what was due before the first timer fired, whatever the timers do."""
+        found = list(timers.due(until))
+        return zip([timer for timer, _ in found], timers.encoded_keys(found), strict=True)
+
+    def _call(self, batch: BatchInfo, method: Literal["init", "close"]) -> None:
+        adapter = self._adapter()
+        try:
+            if method == "init":
+                adapter.begin(batch)
+            else:
+                adapter.current.close()
+        except StrandlineError:
+            raise
+        except Exception as error:  # noqa: BLE001  # user code may raise anything
+            where = f"{place_of(self.info)}, batch {batch.batch_id}"
+            raise UserCodeError(f"{where}: {method}() failed\n{user_traceback(error)}") from None
+
+    def _adapter(self) -> _Adapter:
+        adapter = self._operator.processor
+        assert isinstance(adapter, _Adapter)
+        return adapter
+
+    def _make_reader(self, struct: StructType, place: str) -> KeyChunkReader:
+        operator = self._spark_operator()
+        made = SparkRowReader if operator.rows == "row" else FrameReader
+        return made(struct, operator.key_columns, operator.time_zone, place)
+
+    def _make_writer(self, place: str) -> Writer:
+        operator = self._spark_operator()
+        if operator.rows == "row":
+            return SparkRowWriter(operator.output_struct, place)
+        return FrameWriter(operator.output_struct, operator.time_zone, place)
+
+    def _spark_operator(self) -> SparkProcessorOperator:
+        assert isinstance(self._operator, SparkProcessorOperator)
+        return self._operator

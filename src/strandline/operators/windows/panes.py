@@ -1,0 +1,391 @@
+"""Tumbling and sliding windows: one state entry for each pane of time and key, in the order of time.
+
+A stored key is `key group | "panes" | 0x00 | when the pane begins | key`. So a row costs one read and one write however
+many windows it is in, and what is due is read, ready to be merged, by scans over stretches of time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import NullType, StructField, StructType
+
+from strandline.operators.aggregate.grouping import SLICE_ROWS, Grouping, Partials, Slices, flat
+from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo
+from strandline.operators.columns.binary import binary_content, binary_from
+from strandline.operators.columns.columns import present
+from strandline.operators.columns.keys import KeyDecoder
+from strandline.operators.columns.rows import arrow_schema
+from strandline.operators.timed.time_index import TIME_BYTES, TimeIndex, time_bytes
+from strandline.operators.windows.specs import SlidingWindow
+from strandline.operators.windows.state import TIME_COLUMN, WindowBatch, WindowRows, WindowSettings, WindowState
+from strandline.state.backends.base import prefix_end
+from strandline.state.batch.changes import ChangeSet
+from strandline.state.coding.keys import KeyEncoder, state_prefix
+from strandline.state.descriptors import StateDescriptor
+
+PANES: Final = "panes"
+TIMES: Final = "pane-times"
+_PANE: Final = "__sl_pane"
+_HEAD: Final = len(state_prefix(0, PANES))
+CHUNK_ENTRIES = 1 << 17
+"""About how many panes are merged at a time."""
+
+Int64s = npt.NDArray[np.int64]
+Entries = tuple[list[bytes], list[bytes]]
+
+
+class PaneWindows(WindowState):
+    """Keeps panes until the last window that needs them is over."""
+
+    def __init__(self, settings: WindowSettings, spec: SlidingWindow) -> None:
+        schema = arrow_schema(settings.struct)
+        self.spec = spec
+        self.emit = settings.emit
+        self.lateness = settings.lateness_ms
+        self.key_columns = list(settings.key_columns)
+        self.decoder = KeyDecoder(settings.where, schema, self.key_columns)
+        self.grouping = Grouping(settings.where, settings.plan, settings.struct, self.key_columns, leading=[_PANE])
+        self.encoder = KeyEncoder(schema, self.key_columns, KEY_GROUP_COLUMN)
+        self.index = TimeIndex(TIMES)
+        self._key_groups = range(0)
+
+    def open(self, where: str, key_groups: range) -> None:
+        """Remember where this runs."""
+        self.grouping.where = where
+        self._key_groups = key_groups
+
+    def states(self) -> list[StateDescriptor]:
+        """The panes, and the times at which there are some."""
+        stored = from_arrow_schema(self.grouping.plan.stored)
+        nothing = StructType([StructField("present", NullType())])
+        return [
+            StateDescriptor(PANES, "aggregate", stored.json()),
+            StateDescriptor(TIMES, "aggregate", nothing.json()),
+        ]
+
+    def late(self, times: Int64s, watermark_ms: int) -> npt.NDArray[np.bool_]:
+        """Whether the last window of a time was over."""
+        return self.over(self.spec.panes(times // 1000), watermark_ms)
+
+    def over(self, panes: Int64s, watermark_ms: int) -> npt.NDArray[np.bool_]:
+        """Whether no window needs a pane any more."""
+        return self.spec.last_ends(panes) + self.lateness <= watermark_ms
+
+    def begin(self, changes: ChangeSet, batch: BatchInfo) -> WindowBatch:
+        """Get ready for a batch."""
+        self.index.begin(changes, batch.batch_id, self._key_groups)
+        return _PaneBatch(self, changes, batch)
+
+    def plan_timer(self, watermark_ms: int | None) -> None:
+        """Find out when the next window ends, or the next pane is over."""
+        panes = np.array(self.index.times(), np.int64)
+        if len(panes) == 0:
+            self.next_timer_ms = None
+            return
+        spec = self.spec
+        due = over = spec.last_ends(panes) + self.lateness
+        if self.emit == "close":
+            due = spec.first_ends(panes)
+            if watermark_ms is not None:
+                ahead = np.maximum(due, spec.end_after(watermark_ms))
+                due = np.where(spec.last_ends(panes) > watermark_ms, ahead, over)
+        self.next_timer_ms = int(due.min())
+
+
+class _PaneBatch(WindowBatch):
+    """The panes during one batch."""
+
+    def __init__(self, state: PaneWindows, changes: ChangeSet, batch: BatchInfo) -> None:
+        self._state = state
+        self._spec = state.spec
+        self._grouping = state.grouping
+        self._changes = changes
+        self._watermark = batch.watermark_ms
+        self._before = batch.late_watermark_ms
+        self._partials = Partials(state.grouping.merge)
+        self._changed: list[pa.Table] = []
+        # Windows that were emitted before are emitted again where they change.
+        self._again = state.emit == "update" or (state.lateness > 0 and self._before is not None)
+
+    def add(self, rows: pa.Table) -> None:
+        """Aggregate rows by key and pane."""
+        panes = self._spec.panes(flat(rows.column(TIME_COLUMN)).to_numpy() // 1000)
+        full = self._partials.add(self._grouping.partial(rows.append_column(_PANE, pa.array(panes))))
+        if full is not None:
+            for keys, _ in self._fold(full):
+                self._note(keys)
+
+    def finish(self) -> Iterator[WindowRows]:
+        """Put all rows into state, emit what is due or changed, and drop what is over."""
+        rest = self._partials.rest()
+        if rest is not None:
+            tumbling = self._spec.size_ms == self._spec.slide_ms
+            at_once = self._again and tumbling and not self._changed
+            for keys, running in self._fold(rest):
+                if at_once:
+                    yield self._panes_alone(keys, running)
+                else:
+                    self._note(keys)
+        if self._changed:
+            yield from self._emit_changed(self._grouping.distinct(self._changed))
+        if self._watermark is not None:
+            played = self._due_panes(self._watermark)
+            yield from self._close(played, self._watermark)
+            self._purge(set(played), self._watermark)
+        self._state.plan_timer(self._watermark)
+
+    # --- rows into panes ---------------------------------------------------------------------------
+
+    def _fold(self, partial: pa.Table) -> Iterator[tuple[pa.Table, pa.RecordBatch]]:
+        index = self._state.index
+
+        def may_exist(keys: pa.Table) -> npt.NDArray[np.bool_]:
+            return index.has(_numbers(keys, KEY_GROUP_COLUMN), _numbers(keys, _PANE))
+
+        # The index is brought up to date at the end: a pane may be cut by slices.
+        folded: list[pa.Table] = []
+        for keys, running in self._grouping.fold(partial, PANES, self._changes, may_exist):
+            folded.append(keys.select([KEY_GROUP_COLUMN, _PANE]))
+            yield keys, running
+        for keys in folded:
+            index.add(_numbers(keys, KEY_GROUP_COLUMN), _numbers(keys, _PANE), self._changes)
+
+    def _note(self, keys: pa.Table) -> None:
+        """Remember panes that some window has to be emitted again for."""
+        if self._again:
+            wanted = np.ones(keys.num_rows, np.bool_)
+            if self._state.emit == "close" and self._before is not None:
+                wanted = self._spec.first_ends(_numbers(keys, _PANE)) <= self._before
+            if wanted.any():
+                self._changed.append(keys.filter(pa.array(wanted)))
+
+    # --- windows that changed ----------------------------------------------------------------------
+
+    def _emitted_again(self, ends: Int64s) -> npt.NDArray[np.bool_]:
+        """Of windows that changed, those to be emitted for it: not over, and not about to be emitted by closing."""
+        wanted = np.ones(len(ends), np.bool_)
+        if self._before is not None:
+            wanted = ends + self._state.lateness > self._before
+            if self._state.emit == "close":
+                wanted &= ends <= self._before
+        return wanted
+
+    def _panes_alone(self, keys: pa.Table, running: pa.RecordBatch) -> WindowRows:
+        """Windows of one pane each."""
+        panes = _numbers(keys, _PANE)
+        ends = panes + self._spec.size_ms
+        columns = [flat(keys.column(name)) for name in self._state.key_columns]
+        wanted = self._emitted_again(ends)
+        if not wanted.all():
+            mask = pa.array(wanted)
+            columns, running = [column.filter(mask) for column in columns], running.filter(mask)
+        return WindowRows(columns, panes[wanted] * 1000, ends[wanted] * 1000, running)
+
+    def _emit_changed(self, changed: pa.Table) -> Iterator[WindowRows]:
+        """Merge the windows of changed panes; other panes of theirs are read back, by slices of keys."""
+        spec = self._spec
+        if spec.size_ms == spec.slide_ms:
+            for keys, running in self._grouping.reread(changed, PANES, self._changes):
+                yield self._panes_alone(keys, running)
+            return
+        encoded = self._state.encoder.encode(changed)
+        order = encoded.order()
+        starts = encoded.take(order).starts()
+        at_once = max(1, SLICE_ROWS // (2 * spec.size_ms // spec.pane_ms))
+        edges = [*starts[::at_once].tolist(), len(order)]
+        for begin, end in pairwise(edges):
+            some = changed.take(pa.array(order[begin:end])).combine_chunks()
+            first = starts[(starts >= begin) & (starts < end)] - begin
+            ids = np.repeat(np.arange(len(first)), np.diff(first, append=end - begin))
+            yield from self._merge_changed(some, first, ids)
+
+    def _merge_changed(self, changed: pa.Table, first: Int64s, ids: Int64s) -> Iterator[WindowRows]:
+        """`first` are rows of `changed` with a key each, `ids` says which of those keys a row has."""
+        spec = self._spec
+        at, ends = self._windows_of(_numbers(changed, _PANE), None, None)
+        asked = self._emitted_again(ends)
+        if not asked.any():
+            return
+        asked_ids, asked_ends = ids[at][asked], ends[asked]
+        low = int(asked_ends.min())
+        count = int(asked_ends.max() - low) // spec.slide_ms + 1
+        windows = np.unique(asked_ids * count + (asked_ends - low) // spec.slide_ms)
+        per_window = spec.size_ms // spec.pane_ms
+        begins = low + windows % count * spec.slide_ms - spec.size_ms
+        panes = (begins[:, None] + np.arange(per_window) * spec.pane_ms).ravel()
+        owners = np.repeat(windows // count, per_window)
+        there = np.isin(panes, self._state.index.times())
+        pairs = _distinct_pairs(owners[there], panes[there])
+        keys = changed.select([*self._state.key_columns, KEY_GROUP_COLUMN]).take(pa.array(first[pairs[0]]))
+        encoded = self._grouping.encoder.encode(keys.append_column(_PANE, pa.array(pairs[1])))
+        order = encoded.order()
+        values = self._changes.get_many(encoded.take(order).stored(PANES))
+        found = present(values)
+        states = self._grouping.codec.decode([value for value in values if value is not None])
+        owners, panes = pairs[0][order][found], pairs[1][order][found]
+        at, ends = self._windows_of(panes, low, int(asked_ends.max()))
+        numbers = owners[at] * count + (ends - low) // spec.slide_ms
+        wanted = np.isin(numbers, windows)
+        columns = [flat(changed.column(name)).take(pa.array(first)) for name in self._state.key_columns]
+        yield self._merged(numbers[wanted], states.take(pa.array(at[wanted])), columns, low, count)
+
+    # --- windows that are due ----------------------------------------------------------------------
+
+    def _due_panes(self, watermark: int) -> list[int]:
+        """The panes of the windows that are due."""
+        if self._state.emit == "update":
+            return []
+        panes = np.array(self._state.index.times(), np.int64)
+        next_ends = self._spec.first_ends(panes)
+        if self._before is not None:
+            next_ends = np.maximum(next_ends, self._spec.end_after(self._before))
+        due = next_ends <= np.minimum(self._spec.last_ends(panes), watermark)
+        return [int(pane) for pane in panes[due]]
+
+    def _close(self, panes: list[int], watermark: int) -> Iterator[WindowRows]:
+        """Emit windows whose end the watermark has reached; what is over after that is deleted at once."""
+        for keys, values in self._chunks(panes):
+            array = pa.array(keys, pa.binary())
+            times = _times(array)
+            rest = binary_from(array, _HEAD + TIME_BYTES)
+            states = self._grouping.codec.decode(values)
+            if self._spec.size_ms == self._spec.slide_ms:
+                columns = self._state.decoder.decode(rest)
+                yield WindowRows(columns, times * 1000, (times + self._spec.size_ms) * 1000, states)
+            else:
+                yield from self._close_sliding(rest, times, states, watermark)
+            over = self._state.over(times, watermark)
+            gone = keys if over.all() else [keys[at] for at in np.flatnonzero(over).tolist()]
+            self._changes.put_many(gone, [None] * len(gone))
+
+    def _close_sliding(self, keys: Any, panes: Int64s, states: pa.RecordBatch, watermark: int) -> Iterator[WindowRows]:
+        spec = self._spec
+        low = int(spec.first_ends(panes).min())
+        if self._before is not None:
+            low = max(low, spec.end_after(self._before))
+        at, ends = self._windows_of(panes, low, watermark)
+        if len(at) == 0:
+            return
+        count = int(ends.max() - low) // spec.slide_ms + 1
+        known = keys.dictionary_encode()
+        numbers = known.indices.to_numpy().astype(np.int64)[at] * count + (ends - low) // spec.slide_ms
+        if len(at) != len(panes) or not np.array_equal(at, np.arange(len(at))):
+            states = states.take(pa.array(at))
+        yield self._merged(numbers, states, self._state.decoder.decode(known.dictionary), low, count)
+
+    def _windows_of(self, panes: Int64s, low: int | None, high: int | None) -> tuple[Int64s, Int64s]:
+        """The windows with each pane that end from `low` to `high`: the place of the pane, and the window's end."""
+        spec = self._spec
+        first, last = spec.first_ends(panes), spec.last_ends(panes)
+        first = first if low is None else np.maximum(first, low)
+        last = last if high is None else np.minimum(last, high)
+        counts = np.maximum((last - first) // spec.slide_ms + 1, 0)
+        at = np.repeat(np.arange(len(panes)), counts)
+        steps = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return at, first[at] + steps * spec.slide_ms
+
+    def _merged(self, numbers: Int64s, states: pa.RecordBatch, keys: list[Any], low: int, count: int) -> WindowRows:
+        """Panes merged by `numbers`: the place of a key, times `count`, plus the window as counted from end `low`."""
+
+        def key_of(number: int) -> object:
+            return tuple(column[number // count].as_py() for column in keys)
+
+        made, merged = self._grouping.by_id("merge", numbers, states, key_of)
+        ends = low + made % count * self._spec.slide_ms
+        places = pa.array(made // count)
+        columns = [column.take(places) for column in keys]
+        return WindowRows(columns, (ends - self._spec.size_ms) * 1000, ends * 1000, merged)
+
+    # --- panes out of state ------------------------------------------------------------------------
+
+    def _chunks(self, panes: list[int]) -> Iterator[Entries]:
+        """The entries of some panes, in chunks that hold all of them that a key has."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        alone = self._spec.size_ms == self._spec.slide_ms
+        most = CHUNK_ENTRIES if alone else max(1, CHUNK_ENTRIES * self._spec.slide_ms // self._spec.size_ms)
+        chunks = Slices(0, most)
+        for group, times in self._state.index.by_group(panes):
+            prefix = state_prefix(group, PANES)
+            last = prefix + time_bytes(times[-1])
+            scan = self._changes.scan_range(prefix + time_bytes(times[0]), prefix_end(last))
+            while entries := list(islice(scan, chunks.size + 1)):
+                if len(entries) > chunks.size and not alone:
+                    yield from self._aligned(prefix, times, chunks)
+                    break
+                keys += [key for key, _ in entries]
+                values += [value for _, value in entries]
+                if len(keys) >= chunks.size:
+                    yield keys, values
+                    chunks.weigh(values)
+                    keys, values = [], []
+        if keys:
+            yield keys, values
+
+    def _aligned(self, prefix: bytes, panes: list[int], chunks: Slices) -> Iterator[Entries]:
+        """The panes of one key group side by side, cut at the same keys."""
+        scans = [self._changes.scan(prefix + time_bytes(pane)) for pane in panes]
+        held: list[list[tuple[bytes, bytes]]] = [[] for _ in scans]
+        open_scans = set(range(len(scans)))
+        cut = len(prefix) + TIME_BYTES
+        while open_scans or any(held):
+            at_once = max(2, chunks.size // len(scans))
+            for at in list(open_scans):
+                if len(held[at]) < at_once:
+                    more = list(islice(scans[at], at_once))
+                    held[at] += more
+                    if len(more) < at_once:
+                        open_scans.discard(at)
+            # Beyond the last key that all open scans have reached, a key may still be missing panes.
+            ends = [held[at][-1][0][cut:] for at in open_scans if held[at]]
+            bound = min(ends) if ends else None
+            keys: list[bytes] = []
+            values: list[bytes] = []
+            for at, entries in enumerate(held):
+                ready = len(entries) if bound is None else bisect_right(entries, bound, key=lambda e: e[0][cut:])
+                keys += [key for key, _ in entries[:ready]]
+                values += [value for _, value in entries[:ready]]
+                held[at] = entries[ready:]
+            if keys:
+                yield keys, values
+                chunks.weigh(values)
+
+    def _purge(self, read: set[int], watermark: int) -> None:
+        """Delete the panes that are over and were not deleted when their windows were closed, and their times."""
+        index = self._state.index
+        panes = np.array(index.times(), np.int64)
+        over = [int(pane) for pane in panes[self._state.over(panes, watermark)]]
+        for group, times in index.by_group([pane for pane in over if pane not in read]):
+            for pane in times:
+                scan = self._changes.scan(state_prefix(group, PANES) + time_bytes(pane))
+                while gone := [key for key, _ in islice(scan, CHUNK_ENTRIES)]:
+                    self._changes.put_many(gone, [None] * len(gone))
+        index.remove([(pane, group) for pane in over for group in sorted(index.groups_at(pane))], self._changes)
+
+
+def _numbers(table: pa.Table, name: str) -> Int64s:
+    numbers: Int64s = flat(table.column(name)).to_numpy()
+    return numbers
+
+
+def _times(keys: Any) -> Int64s:
+    """When the panes of stored keys begin."""
+    offsets, content = binary_content(keys)
+    data = np.frombuffer(content, np.uint8)
+    raw = np.ascontiguousarray(data[(offsets[:-1] + _HEAD + 1)[:, None] + np.arange(8)])
+    return (raw.view(">u8").ravel().astype(np.uint64) ^ np.uint64(1 << 63)).view(np.int64)
+
+
+def _distinct_pairs(owners: Int64s, panes: Int64s) -> tuple[Int64s, Int64s]:
+    order = np.lexsort((panes, owners))
+    owners, panes = owners[order], panes[order]
+    fresh = np.concatenate(([True], (owners[1:] != owners[:-1]) | (panes[1:] != panes[:-1])))[: len(owners)]
+    return owners[fresh], panes[fresh]

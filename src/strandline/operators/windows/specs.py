@@ -1,0 +1,103 @@
+"""Window specifications: how event time is cut into windows, all aligned to the epoch as Spark's are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from math import gcd
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from strandline.config.option import parse_duration
+from strandline.errors import JobDefinitionError
+
+Duration: TypeAlias = str | float | timedelta
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """Windows of `size_ms`, one beginning every `slide_ms`; a tumbling window where both are the same.
+
+    Times are cut into panes, the longest pieces that every window is made of. A row belongs to one pane, and the value
+    of a window is merged from those of its panes.
+    """
+
+    size_ms: int
+    slide_ms: int
+    offset_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.slide_ms <= self.size_ms:
+            raise JobDefinitionError(
+                f"a window of {self.size_ms} ms cannot slide by {self.slide_ms} ms: 0 < slide <= size"
+            )
+
+    @property
+    def pane_ms(self) -> int:
+        """The length of a pane."""
+        return gcd(self.size_ms, self.slide_ms)
+
+    def panes(self, times_ms: Int64s) -> Int64s:
+        """The pane of each time, known by when it begins."""
+        return (times_ms - self.offset_ms) // self.pane_ms * self.pane_ms + self.offset_ms
+
+    def first_ends(self, panes: Int64s) -> Int64s:
+        """When the first of the windows with a pane ends."""
+        least = panes - self.size_ms + self.pane_ms - self.offset_ms
+        return -(-least // self.slide_ms) * self.slide_ms + self.offset_ms + self.size_ms
+
+    def last_ends(self, panes: Int64s) -> Int64s:
+        """When the last of the windows with a pane ends."""
+        return (panes - self.offset_ms) // self.slide_ms * self.slide_ms + self.offset_ms + self.size_ms
+
+    def end_after(self, time_ms: int) -> int:
+        """The first end of a window that is later than a time."""
+        since = time_ms - self.size_ms - self.offset_ms
+        return (since // self.slide_ms + 1) * self.slide_ms + self.size_ms + self.offset_ms
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWindow:
+    """Windows that last until a key has had no row for `gap_ms`."""
+
+    gap_ms: int
+
+    def __post_init__(self) -> None:
+        if self.gap_ms <= 0:
+            raise JobDefinitionError(f"a session's gap of {self.gap_ms} ms: it must be longer than 0")
+
+
+WindowSpec: TypeAlias = SlidingWindow | SessionWindow
+
+
+def tumbling(size: Duration, offset: Duration = 0) -> SlidingWindow:
+    """Windows that follow each other: `tumbling("1m")`. They begin `offset` after full multiples of their size."""
+    size_ms = _milliseconds("size", size)
+    return SlidingWindow(size_ms, size_ms, _milliseconds("offset", offset, least=0))
+
+
+def sliding(size: Duration, slide: Duration, offset: Duration = 0) -> SlidingWindow:
+    """Windows of `size`, of which one begins every `slide`: `sliding("10m", "1m")`."""
+    return SlidingWindow(
+        _milliseconds("size", size), _milliseconds("slide", slide), _milliseconds("offset", offset, least=0)
+    )
+
+
+def session(gap: Duration) -> SessionWindow:
+    """A window for each burst of rows of a key: it ends when no row has come for `gap`."""
+    return SessionWindow(_milliseconds("gap", gap))
+
+
+def _milliseconds(what: str, value: Duration, least: int = 1) -> int:
+    try:
+        ms = parse_duration(value) * 1000
+    except ValueError as error:
+        raise JobDefinitionError(
+            f"{what}={value!r} of a window is no duration such as '10s', '5 min' or '1h': {error}"
+        ) from error
+    if ms < least or abs(ms - round(ms)) > 1e-6:
+        raise JobDefinitionError(f"{what}={value!r} of a window must be {least} or more whole milliseconds")
+    return round(ms)

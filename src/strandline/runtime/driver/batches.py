@@ -1,0 +1,365 @@
+"""The batch function: has every subtask prepare a micro-batch, whatever the sinks do with its rows, and commits it.
+
+A batch is worked out in rounds. When a slot or a Spark task is lost, or an action fails for another passing reason,
+what was prepared is discarded everywhere and the action runs again in a new round; neither the query nor other slots'
+state is touched. Once every subtask is prepared in one round the batch is decided, and it is final.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from strandline import errors
+from strandline.checkpoint.batch import BatchProtocol, Round
+from strandline.checkpoint.metadata import SinkFile
+from strandline.errors import (
+    SchemaError,
+    SegmentsLostError,
+    SlotLostError,
+    StorageFullError,
+    StrandlineError,
+    UserCodeError,
+)
+from strandline.runtime.driver.clock import Clock, Timers
+from strandline.runtime.driver.cluster import Cluster
+from strandline.runtime.protocol.messages import BatchTime, batch_id
+from strandline.runtime.protocol.wire import decode_error
+from strandline.runtime.task.relay import EPOCH, GENERATION, PROPERTIES, ROUND, SPARK_BATCH, STAGING, TIME
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
+
+MAX_ROUNDS = 8
+FATAL = (UserCodeError, SchemaError, StorageFullError)
+"""Errors that the same batch would meet again: it is not run anew, and the run is not restarted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlets:
+    """How a batch's rows reach the sinks: the plan's branches, told apart."""
+
+    manifests: Callable[[DataFrame], DataFrame] | None
+    """The part of the finished rows that names staged Parquet files; None where no sink writes such files."""
+    functions: tuple[tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame, int], None]], ...]
+    """For every `ForeachBatchSink`: its rows, and the user's function."""
+
+
+class BatchFunction:
+    """Called by Spark for every micro-batch of one generation, one after the other."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        generation: int,
+        outlets: Outlets,
+        subtasks: list[tuple[str, int]],
+        start_batch: int,
+        commit_guard: threading.RLock,
+        on_commit: Callable[[int, int, list[SinkFile], float], None],
+        on_replaced: Callable[[], None],
+        cover: Callable[[Callable[[], None]], None] | None,
+        clock: Clock,
+    ) -> None:
+        self.generation = generation
+        self.failure: StrandlineError | None = None
+        self.batches = 0
+        self.rounds_repeated = 0
+        self.replaced_slots = 0
+        self.busy = threading.Lock()
+        self._protocol: BatchProtocol[None] = BatchProtocol(subtasks, generation, start_batch)
+        self._cluster = cluster
+        self._outlets = outlets
+        self._guard = commit_guard
+        self._on_commit = on_commit
+        self._on_replaced = on_replaced
+        self._cover = cover
+        self._clock = clock
+        self._gate = threading.Event()
+        self._gate.set()
+        self._ending = threading.Event()
+
+    @property
+    def decided(self) -> int:
+        """The last batch that was committed."""
+        return self._protocol.decided_batch
+
+    # --- stopping --------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Let the batch that runs finish, and no other begin."""
+        self._gate.clear()
+        with self.busy:
+            pass
+
+    def go_on(self) -> None:
+        """Let batches begin again after `hold`."""
+        self._gate.set()
+
+    def end(self, stop_query: Callable[[], None], query_active: Callable[[], bool]) -> None:
+        """Stop the query. A batch that waits at the gate, or whose action is cut short by this, leaves no trace.
+
+        The gate opens only when the query counts as stopped: else Spark would tell its source that the batch is done.
+        """
+        self._gate.clear()
+        self._ending.set()
+        stopper = threading.Thread(target=stop_query, daemon=True)
+        stopper.start()
+        while query_active():
+            time.sleep(0.005)
+        self._gate.set()
+        stopper.join()
+
+    # --- one micro-batch ---------------------------------------------------------------------------
+
+    def __call__(self, rows: DataFrame, spark_batch: int) -> None:
+        while True:
+            self._gate.wait()
+            if self._ending.is_set():
+                return
+            with self.busy:
+                if not self._gate.is_set():
+                    continue
+                self._run_or_fail(rows, spark_batch)
+                return
+
+    def _run_or_fail(self, rows: DataFrame, spark_batch: int) -> None:
+        try:
+            if self._cluster.suspects():
+                self.recover()
+            self._run(rows, spark_batch)
+            if self._cover is not None:
+                self._cover(self.recover)
+        except Exception as error:
+            if isinstance(error, StrandlineError):
+                self.failure = error
+            elif not self._ending.is_set():
+                log.exception("job %s: batch %d failed", self._cluster.run.job, spark_batch)
+                self.failure = StrandlineError(f"batch {spark_batch}: {type(error).__name__}: {error}")
+            # The whole story is in `failure`. Spark takes what it gets apart with a regular expression that overflows
+            # the stack of its stream thread on a long text, and then the query hangs instead of ending.
+            raise RuntimeError("the batch function failed") from None
+
+    def _run(self, rows: DataFrame, spark_batch: int) -> None:
+        began = time.time()
+        batch = batch_id(self.generation, spark_batch)
+        when = self._clock.of(spark_batch)
+        context = rows.sparkSession.sparkContext
+
+        def evaluate(round_: Round) -> list[SinkFile]:
+            files = self._evaluate(rows, batch)
+            self._prepare_all(rows, round_, when)
+            return files
+
+        files = self._in_rounds(context, batch, when, evaluate)
+        self._commit(spark_batch, files, began)
+
+    def initialize(self, frames: list[DataFrame]) -> None:
+        """Hand the initial state of steps that begin to their slots, as a batch of its own before Spark's first.
+
+        No checkpoint covers it alone: if the run fails before its first checkpoint, it begins again with this. For
+        other steps it is the beginning of time, so that nothing of theirs is due.
+        """
+        if not frames:
+            return
+        batch = batch_id(self.generation, -1)
+        when = BatchTime(int(time.time() * 1000))
+        context = frames[0].sparkSession.sparkContext
+
+        def evaluate(round_: Round) -> None:
+            context.setLocalProperty(SPARK_BATCH, "-1")
+            context.setLocalProperty(STAGING, str(False))
+            for frame in frames:
+                frame.write.format("noop").mode("overwrite").save()
+            self._note_prepared(round_)
+            self._prepare_missing(round_, BatchTime(0))
+
+        with self.busy:
+            try:
+                self._in_rounds(context, batch, when, evaluate)
+            finally:
+                for name in PROPERTIES:  # they belong to this thread, which is the user's
+                    context.setLocalProperty(name, None)  # type: ignore[arg-type]  # None removes it
+            self._decide(lambda _timers: None)
+
+    def _in_rounds(self, context: SparkContext, batch: int, when: BatchTime, evaluate: Callable[[Round], Made]) -> Made:
+        """Have every subtask prepared in one round, repeating what passing failures cut short."""
+        round_ = self._protocol.begin(batch)
+        while True:
+            try:
+                for name, value in (
+                    (GENERATION, self.generation),
+                    (ROUND, round_.number),
+                    (EPOCH, self._cluster.epoch_name),
+                    (TIME, msgspec.json.encode(when).decode()),
+                ):
+                    context.setLocalProperty(name, str(value))
+                made = evaluate(round_)
+                self._protocol.action_finished()
+                return made
+            except Exception as error:
+                if self._ending.is_set():
+                    raise
+                cause = self._cause(error, round_)
+                if isinstance(cause, FATAL) or round_.number >= MAX_ROUNDS - 1:
+                    raise cause from error
+                log.warning(
+                    "job %s, batch %d, round %d is run again after: %s",
+                    self._cluster.run.job,
+                    batch,
+                    round_.number,
+                    cause,
+                )
+                self.rounds_repeated += 1
+                round_ = self._next_round()
+
+    def _next_round(self) -> Round:
+        """Every slot alive again, with nothing prepared."""
+        self._protocol.action_failed()
+        while True:
+            self.recover()
+            round_ = self._protocol.next_round()
+            try:
+                self._cluster.fan("discard", {"batch": round_.batch, "round": round_.number})
+                return round_
+            except SlotLostError:
+                if round_.number >= MAX_ROUNDS:
+                    raise
+
+    def recover(self) -> None:
+        """Replace lost slots at the last committed batch. Only the batch function, or who holds `busy`, may do this."""
+        replaced = self._replace_lost_slots()
+        if replaced:
+            self.replaced_slots += len(replaced)
+            for index in replaced:
+                incarnation = self._cluster.incarnation(index)
+                self._protocol.slot_replaced(index, incarnation)
+                self._protocol.applied(index, incarnation, self.decided)
+            self._clock.forget()
+            self._on_replaced()
+
+    def _replace_lost_slots(self) -> set[int]:
+        replaced: set[int] = set()
+        for _ in range(MAX_ROUNDS):
+            try:
+                lost = self._cluster.recover(self.decided)
+                if not lost:
+                    return replaced
+                replaced.update(lost)
+            except SegmentsLostError:
+                raise
+            except SlotLostError as error:
+                log.warning("job %s: a slot was lost while it was replaced: %s", self._cluster.run.job, error)
+        raise SlotLostError(f"job {self._cluster.run.job}: slots were lost again and again while they were replaced")
+
+    def _evaluate(self, rows: DataFrame, batch: int) -> list[SinkFile]:
+        """Write the rows to all sinks. Parquet files are staged by the plan itself; functions are the user's."""
+        files: list[SinkFile] = []
+        context = rows.sparkSession.sparkContext
+        context.setLocalProperty(STAGING, str(True))
+        if self._outlets.manifests is not None:
+            files = [SinkFile(*row) for row in self._outlets.manifests(rows).collect()]
+        context.setLocalProperty(STAGING, str(False))
+        for select, function in self._outlets.functions:
+            selected = select(rows)
+            try:
+                function(selected, batch)
+            except Exception as error:
+                if _is_spark_failure(error):
+                    raise
+                text = "".join(traceback.format_exception(error.__cause__ or error))
+                raise UserCodeError(
+                    f"job {self._cluster.run.job}, batch {batch}: the function of a ForeachBatchSink raised:\n{text}"
+                ) from error
+        return files
+
+    def _prepare_all(self, rows: DataFrame, round_: Round, when: BatchTime) -> None:
+        """Every subtask prepared: also those whose rows no sink asked for, and those that Spark did not call."""
+        self._note_prepared(round_)
+        if self._protocol.missing() and self._outlets.functions:
+            rows.write.format("noop").mode("overwrite").save()
+            self._note_prepared(round_)
+        self._prepare_missing(round_, when)
+
+    def _prepare_missing(self, round_: Round, when: BatchTime) -> None:
+        missing = {index for _operator, index in self._protocol.missing()}
+        if missing:
+            body = {"batch": round_.batch, "round": round_.number, "time": when}
+            self._cluster.fan("prepare_empty", body, only=missing)
+            self._note_prepared(round_)
+
+    def _note_prepared(self, round_: Round) -> None:
+        for index, status in self._cluster.settle(round_.batch, round_.number).items():
+            for operator, prepared in status["prepared"].items():
+                if prepared is not None and tuple(prepared) == (round_.batch, round_.number):
+                    self._protocol.prepared(operator, index, status["incarnation"], round_, None)
+
+    def _commit(self, spark_batch: int, files: list[SinkFile], began: float) -> None:
+        with self._guard:
+            batch = self._decide(lambda timers: self._clock.committed(spark_batch, timers))
+            self._on_commit(batch, spark_batch, files, began)
+        self.batches += 1
+
+    def _decide(self, told: Callable[[list[Timers]], None]) -> int:
+        """Decide, then tell. A slot that dies in between is brought to the decided batch from its segments."""
+        with self._guard:
+            batch = self._protocol.commit()
+            for _ in range(MAX_ROUNDS):
+                try:
+                    timers = self._cluster.commit(batch)
+                    for index in timers:
+                        self._protocol.applied(index, self._cluster.incarnation(index), batch)
+                    told(list(timers.values()))
+                    return batch
+                except SlotLostError:
+                    self.recover()
+            raise SlotLostError(
+                f"job {self._cluster.run.job}: slots were lost again and again while batch {batch} was committed"
+            )
+
+    def _cause(self, error: Exception, round_: Round) -> StrandlineError:
+        """What went wrong, as the slot or the task told it, rather than as it arrived through Spark."""
+        if isinstance(error, StrandlineError):
+            return error
+        for status in self._cluster.try_fan("status", None, timeout=5.0).values():
+            if isinstance(status, StrandlineError):
+                continue
+            failure = status["failure"]
+            if failure and (failure["batch"], failure["round"]) == (round_.batch, round_.number):
+                return decode_error(failure["error"])
+        return error_in_task(str(error)) or StrandlineError(f"batch {round_.batch}: {error}")
+
+
+_RAISED = re.compile(r"^strandline\.errors\.(\w+): (.*?)(?=^\S*\n?\tat |\Z)", re.MULTILINE | re.DOTALL)
+
+
+def error_in_task(text: str) -> StrandlineError | None:
+    """The Strandline error that a Python worker raised, read from what Spark made of it."""
+    found = _RAISED.search(text)
+    if found is None:
+        return None
+    kind = getattr(errors, found[1], StrandlineError)
+    error = kind(found[2].strip())
+    assert isinstance(error, StrandlineError)
+    return error
+
+
+def _is_spark_failure(error: Any) -> bool:
+    """Whether an action failed (it may work when run again), as opposed to the user's own code."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import AnalysisException, PySparkException
+
+    return isinstance(error, (PySparkException, Py4JError)) and not isinstance(error, AnalysisException)

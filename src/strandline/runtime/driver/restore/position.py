@@ -1,0 +1,136 @@
+"""The position in the input stream: what Spark's own checkpoint folder says about one batch, taken out and put back.
+
+Spark's folder is scratch. At a barrier the entries that describe the batch are copied into our checkpoint; a restore
+seeds a fresh folder with them, and Spark goes on with the batch after it. The old folder is never edited.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from strandline.checkpoint.metadata import SourcePosition
+from strandline.errors import CheckpointError, IncompatibleCheckpointError
+from strandline.runtime.driver.clock import FIRST_TICK, is_tick
+
+_LOG_ENTRY = re.compile(r"(\d+)(\.compact)?")
+_HEADER = 2
+"""Lines of an offset log entry before those of the sources."""
+_FIRST_COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
+
+
+def capture(folder: Path, batch: int, places: Sequence[int] = ()) -> SourcePosition:
+    """The position after Spark's batch `batch`, from its checkpoint folder.
+
+    `places` says which source each line of an offset log entry is about; see `Graph.source_places`. In the position
+    every source has one line, and they are in order. Without it, each line is a source of its own.
+    """
+    files: dict[str, bytes] = {}
+    for number in (batch - 1, batch):
+        path = folder / "offsets" / str(number)
+        if path.exists():
+            files[f"offsets/{number}"] = _gathered(path.read_bytes(), places)
+    offsets = files.get(f"offsets/{batch}")
+    if offsets is None:
+        raise CheckpointError(f"Spark's offset log in {folder} has no entry for batch {batch}")
+    earlier = folder / "commits" / str(batch - 1)
+    files[f"commits/{batch}"] = earlier.read_bytes() if earlier.exists() else _FIRST_COMMIT
+    lines = offsets.decode().split("\n")[_HEADER:]
+    for number, source in enumerate(dict.fromkeys(places) or range(len(lines))):
+        own = folder / "sources" / str(number)
+        for path in _source_files(own, lines[source]):
+            files[f"sources/{source}/{path.relative_to(own).as_posix()}"] = path.read_bytes()
+    return SourcePosition(batch=batch, files=files)
+
+
+def _gathered(entry: bytes, places: Sequence[int]) -> bytes:
+    """An entry with one line for every source, and that of the ticks."""
+    if not places:
+        return entry
+    lines = entry.decode().split("\n")
+    sources = [lines[_HEADER + places.index(source)] for source in range(max(places) + 1)]
+    return "\n".join([*lines[:_HEADER], *sources, *lines[_HEADER + len(places) :]]).encode()
+
+
+def with_watermark(folder: Path, position: SourcePosition, patience: float) -> SourcePosition:
+    """The position with the watermark that follows from its own batch.
+
+    At a barrier Spark may not have noted it; it does once the batch function has returned, so it is waited for.
+    """
+    name = f"commits/{position.batch}"
+    path = folder / name
+    deadline = time.monotonic() + patience
+    while not path.exists():
+        if time.monotonic() >= deadline:
+            return position
+        time.sleep(0.005)
+    return msgspec.structs.replace(position, files={**position.files, name: path.read_bytes()})
+
+
+def _source_files(folder: Path, offset: str) -> list[Path]:
+    """A source's own log: entries up to its offset, from the last compacted one on; other files as they are."""
+    if not folder.is_dir():
+        return []
+    last = _log_offset(offset)
+    entries: dict[int, list[Path]] = {}
+    others: list[Path] = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir() or path.name.startswith("."):
+            continue
+        match = _LOG_ENTRY.fullmatch(path.name) if path.parent == folder else None
+        if match is None or last is None:
+            others.append(path)
+        elif int(match[1]) <= last:
+            entries.setdefault(int(match[1]), []).append(path)
+    compacted = [number for number, paths in entries.items() if any(path.suffix == ".compact" for path in paths)]
+    first = max(compacted, default=0)
+    return others + [path for number, paths in sorted(entries.items()) if number >= first for path in paths]
+
+
+def _log_offset(offset: str) -> int | None:
+    try:
+        value = json.loads(offset)
+    except ValueError:
+        return None
+    return value.get("logOffset") if isinstance(value, dict) else None
+
+
+def seed(position: SourcePosition, folder: Path, *, ticks: bool, places: Sequence[int] = ()) -> None:
+    """Fill a fresh checkpoint folder, so that Spark goes on with the batch after `position`.
+
+    `ticks` says whether the query has a tick source, which comes last: the job may have had none, or not need it now.
+    `places` is as for `capture`, for the query that goes on. Raises `IncompatibleCheckpointError` if it has another
+    number of sources.
+    """
+    folders = {str(source): str(number) for number, source in enumerate(dict.fromkeys(places))}
+    for name, data in {**position.files, "metadata": json.dumps({"id": str(uuid.uuid4())}).encode()}.items():
+        kind, _, rest = name.partition("/")
+        if kind == "offsets":
+            data = _spread(data, ticks, places)
+        elif kind == "sources" and folders:
+            source, _, file = rest.partition("/")
+            name = f"sources/{folders.get(source, source)}/{file}"
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def _spread(entry: bytes, ticks: bool, places: Sequence[int]) -> bytes:
+    """An entry with a line for every place at which the query reads a source, and one for the ticks if it has them."""
+    lines = entry.decode().split("\n")
+    header, sources = lines[:_HEADER], lines[_HEADER:]
+    tick = sources.pop() if sources and is_tick(sources[-1]) else FIRST_TICK
+    if places:
+        if len(sources) != max(places) + 1:
+            raise IncompatibleCheckpointError(
+                f"the checkpoint has the positions of {len(sources)} sources, the job reads {max(places) + 1}. A job "
+                "keeps its sources, in the order in which job.source() was called."
+            )
+        sources = [sources[source] for source in places]
+    return "\n".join([*header, *sources, *([tick] if ticks else [])]).encode()

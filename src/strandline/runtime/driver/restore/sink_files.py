@@ -1,0 +1,69 @@
+"""The files of a `ParquetSink`: published by a rename when a checkpoint covers them, withdrawn by their batch id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile
+from strandline.checkpoint.restore import ListedSinkFile, SinkRecovery
+from strandline.errors import DirectoryNotOursError, NotFoundError
+from strandline.storage import Storage
+
+_FINAL = re.compile(r"part-(?P<job>.+)-(?P<batch>\d{20})-[0-9a-f]{32}\.parquet")
+
+
+def publish(storage: Storage, files: Iterable[SinkFile]) -> None:
+    """Make staged files visible. May be repeated: a file that was published already stays."""
+    for file in files:
+        try:
+            storage.rename(file.staged, file.final)
+        except NotFoundError:
+            if not storage.exists(file.final):
+                raise NotFoundError(
+                    f"{storage.url}: neither the staged file {file.staged} nor {file.final} is there, though a "
+                    f"completed checkpoint covers its {file.rows} rows. Bring the file back, or restore an older one."
+                ) from None
+
+
+def _listed(storage: Storage, sink: str, job: str) -> tuple[list[ListedSinkFile], list[str]]:
+    """What a sink's folder holds of the job, and the visible files that are not the job's."""
+    ours: list[ListedSinkFile] = []
+    foreign: list[str] = []
+    for file in storage.list():
+        name = file.path.rsplit("/", 1)[-1]
+        match = _FINAL.fullmatch(name.removesuffix(".staged"))
+        if match is None:
+            if not any(part.startswith(("_", ".")) for part in file.path.split("/")):
+                foreign.append(file.path)
+        elif match["job"] == job:
+            ours.append(ListedSinkFile(sink, file.path, int(match["batch"]), not name.endswith(".staged")))
+    return ours, foreign
+
+
+def check_sink(storage: Storage, sink: str, job: str, restored: CheckpointMetadata | None) -> None:
+    """Raise `DirectoryNotOursError` unless the folder is empty or holds what this job wrote before.
+
+    Without a checkpoint it must not hold published rows: they would stay beside the same rows computed anew.
+    """
+    ours, foreign = _listed(storage, sink, job)
+    published = [file for file in ours if file.published]
+    if SinkRecovery.plan(restored, ours).unaccounted:
+        raise DirectoryNotOursError(
+            f"{storage.url} holds {len(published)} files that job {job!r} published earlier, but it has "
+            "no checkpoint to go on from. Empty the folder, choose another one, or bring the checkpoint back."
+        )
+    if foreign and not published:
+        raise DirectoryNotOursError(
+            f"{storage.url}, where a sink of job {job!r} should write, is not empty and not ours: it holds "
+            f"{foreign[0]!r}{f' and {len(foreign) - 1} other files' if len(foreign) > 1 else ''}. "
+            "Give the sink a folder of its own."
+        )
+
+
+def recover_sink(storage: Storage, sink: str, job: str, restored: CheckpointMetadata | None) -> None:
+    """Bring a sink's folder to what the restored checkpoint says: publish what it covers, withdraw what came after."""
+    ours, _foreign = _listed(storage, sink, job)
+    plan = SinkRecovery.plan(restored, ours)
+    publish(storage, [file for file in (*plan.publish, *plan.missing) if file.sink == sink])
+    storage.delete([file.name for file in (*plan.withdraw, *plan.discard)])

@@ -1,0 +1,382 @@
+"""Taking a job over: what it goes on from, known to be whole and to fit before anybody is fenced."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from strandline.checkpoint.log import CheckpointRef, Start
+from strandline.checkpoint.metadata import CheckpointMetadata, all_files, file_paths
+from strandline.checkpoint.restore import check_compatible, left_out
+from strandline.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    DamagedFileError,
+    IncompatibleCheckpointError,
+    MetadataError,
+    NewerFormatError,
+)
+from strandline.operators.base import Operator
+from strandline.operators.schema_evolution import check_states
+from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
+from strandline.runtime.driver.restore.sink_files import check_sink, publish, recover_sink
+from strandline.runtime.driver.savepoints import METADATA, open_savepoint
+from strandline.runtime.protocol.messages import StorageSettings
+from strandline.state.descriptors import StateDescriptor
+from strandline.storage import JobPaths, Storage, is_local, open_storage
+from strandline.storage.elsewhere import list_located
+
+log = logging.getLogger(__name__)
+
+ClaimMode = Literal["no_claim", "claim"]
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """A checkpoint that the user wants to go on from, by its path."""
+
+    path: str
+    claim_mode: ClaimMode = "no_claim"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the job that takes over looks like, and so what a checkpoint must fit."""
+
+    job: str
+    operators: Sequence[Operator]
+    max_parallelism: int
+    sinks: Mapping[str, Storage]
+    """The folders of its `ParquetSink`s."""
+    can_withdraw: bool
+    """Whether every sink can take back rows that a run without failures would not have written twice."""
+    restore: Restore | None = None
+    allow_non_restored: bool = False
+    """Whether state in the checkpoint that the job has no operator or no declaration for may be left out."""
+    damaged: Mapping[int, str] = field(default_factory=dict)
+    """Checkpoints of the job that slots found damaged, and how."""
+
+    @property
+    def uids(self) -> list[str]:
+        return [operator.uid for operator in self.operators]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A job in the hands of this driver, at the beginning of a generation."""
+
+    storage: Storage
+    paths: JobPaths
+    store: JobLogStore
+    sinks: Mapping[str, Storage]
+    restored: CheckpointMetadata | None
+    """The checkpoint that the generation goes on from; None if the job begins."""
+    origin: StorageSettings | None = None
+    """Where its files are, if not in the job's own storage."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """What every checkpoint of the generation says of itself: whose it is, and what the user had restored."""
+
+    @property
+    def generation(self) -> int:
+        return self.store.log.generation
+
+    @property
+    def owned(self) -> bool:
+        """Whether the restored checkpoint is the job's own, so that the next one may refer to its files."""
+        latest = self.store.log.latest
+        return latest is None or latest.ours
+
+    @property
+    def restored_batch(self) -> int:
+        """The last batch that the restored checkpoint covers, -1 without one."""
+        return self.restored.batch_id if self.restored is not None else -1
+
+    @property
+    def restored_path(self) -> str | None:
+        latest = self.store.log.latest
+        return f"{latest.origin or self.storage.url}/{latest.metadata_path}" if latest is not None else None
+
+    def first_checkpoint_id(self) -> int:
+        """Above every completed checkpoint, and every folder that exists: a fenced driver may have left one behind."""
+        found = (self.paths.parse_metadata(file.path) for file in self.storage.list(self.paths.root))
+        highest = max((number for number in found if number is not None), default=0)
+        return max(self.store.log.next_checkpoint_id, highest + 1)
+
+    def retained(self) -> Iterator[CheckpointMetadata]:
+        """All retained checkpoints that can be read, one at a time."""
+        for number in self.store.log.retained:
+            if self.owned and self.restored is not None and number == self.restored.checkpoint_id:
+                yield self.restored
+            else:
+                yield from self._older(number)
+
+    def dropped(self) -> Iterator[CheckpointMetadata]:
+        """Checkpoints that the last completion dropped, and whose deletion did not come to its end."""
+        for number in self.store.log.dropped:
+            if self.storage.exists(self.paths.metadata(number)):
+                yield from self._older(number)
+
+    def _older(self, number: int) -> Iterator[CheckpointMetadata]:
+        """A checkpoint that the job does not start from: if it cannot be read, nothing depends on it.
+
+        Its files stay, for nobody knows them.
+        """
+        try:
+            yield read_metadata(self.storage, self.paths.metadata(number))
+        except CheckpointError as error:
+            log.warning("job %s: checkpoint %d is not retained any more: %s", self.paths.job, number, error)
+
+
+def take_over(storage: Storage, settings: StorageSettings, wanted: Wanted, after: int | None) -> Claim:
+    """Begin a generation, and bring the sinks to what its checkpoint says.
+
+    `after` is the generation that this driver ran last, if it is a restart; see `JobLogStore.try_take_over`.
+
+    Nothing is taken over, and nobody is fenced, when the checkpoint or a sink's folder does not fit the job.
+    """
+    paths = JobPaths(wanted.job)
+    store = JobLogStore(storage, paths)
+    candidates = _Candidates(storage, settings, paths, store, wanted)
+    store.load()
+    while True:
+        position = store.log.position
+        try:
+            start, found = candidates.choose()
+            for path, sink in wanted.sinks.items():
+                check_sink(sink, path, wanted.job, _as_sinks_see(found, wanted.job))
+        except CheckpointError:
+            # A run that is alive may have completed a checkpoint since, and deleted the one that was looked at.
+            if store.load().position == position:
+                raise
+            continue
+        if store.try_take_over(start, after):
+            break
+        store.load()
+    latest = store.log.latest
+    properties = {"owner": wanted.job}
+    if wanted.restore is not None and latest is not None:
+        properties["restored_from"] = f"{latest.origin or storage.url}/{latest.metadata_path}"
+        properties["claim_mode"] = wanted.restore.claim_mode
+    origin = latest.origin if latest is not None else None
+    claim = Claim(
+        storage,
+        paths,
+        store,
+        wanted.sinks,
+        found,
+        StorageSettings(origin, settings.options) if origin is not None else None,
+        properties,
+    )
+    if found is not None:
+        _log_differences(wanted, found)
+    for path, sink in wanted.sinks.items():
+        recover_sink(sink, path, wanted.job, _as_sinks_see(found, wanted.job))
+    _publish_for_former_sinks(wanted, found, settings)
+    return claim
+
+
+class _Candidates:
+    """The checkpoints that a job could go on from, each read and checked before it is chosen."""
+
+    def __init__(
+        self, storage: Storage, settings: StorageSettings, paths: JobPaths, store: JobLogStore, wanted: Wanted
+    ) -> None:
+        self._storage = storage
+        self._options = settings.options
+        self._paths = paths
+        self._store = store
+        self._wanted = wanted
+        self._states: dict[str, list[StateDescriptor]] = {}
+
+    def choose(self) -> tuple[Start, CheckpointMetadata | None]:
+        """What the generation starts from. Raises `CheckpointError` if there is something, but it cannot be used."""
+        if self._wanted.restore is not None:
+            return self._named(self._wanted.restore)
+        known = self._store.log
+        if known.latest is None:
+            return known.resume(), None
+        try:
+            return known.resume(), self._usable(known.latest)
+        except NewerFormatError:
+            raise
+        except (MetadataError, CheckpointNotFoundError, DamagedFileError) as damage:
+            return self._older(damage)
+
+    def _older(self, damage: CheckpointError) -> tuple[Start, CheckpointMetadata]:
+        """The newest retained checkpoint that is whole, now that the newest of all is not."""
+        known = self._store.log
+        assert known.latest is not None
+        newest = known.latest.checkpoint_id
+        older = [number for number in reversed(known.retained) if number < newest]
+        if not known.latest.ours or not older:
+            raise damage
+        if not self._wanted.can_withdraw:
+            raise type(damage)(
+                f"{damage} Checkpoint {older[0]} is still there, but a ForeachBatchSink cannot take back the rows that "
+                "were written after it, so the job does not go back by itself. If your function can cope with them, "
+                f"start with restore='{self._storage.url}/{self._paths.checkpoint_dir(older[0])}'."
+            )
+        for number in older:
+            try:
+                metadata = read_metadata(self._storage, self._paths.metadata(number))
+                self._check(self._storage, metadata, any_job=False)
+            except (MetadataError, CheckpointNotFoundError, DamagedFileError) as error:
+                log.warning("job %s: checkpoint %d cannot be used either: %s", self._paths.job, number, error)
+                continue
+            log.warning(
+                "job %s: checkpoint %d is damaged, so the job goes back to checkpoint %d, and withdraws the rows that "
+                "its sinks published since: %s",
+                self._paths.job,
+                newest,
+                number,
+                damage,
+            )
+            return known.go_back(CheckpointRef(number, self._paths.metadata(number), metadata.batch_id)), metadata
+        raise damage
+
+    def _named(self, restore: Restore) -> tuple[Start, CheckpointMetadata]:
+        """The checkpoint whose path the user gave."""
+        parts = JobPaths.split_checkpoint(restore.path)
+        if parts is None:
+            return self._savepoint(restore)
+        root, paths, number = parts
+        storage = self._storage if _same_place(root, self._storage.url) else open_storage(root, self._options)
+        path = paths.metadata(number)
+        if not storage.exists(path):
+            raise CheckpointNotFoundError(
+                f"restore={restore.path!r}: {storage.url}/{path} is missing, so there is no completed checkpoint. "
+                f"`strandline checkpoints ls {storage.url}/{paths.job}` shows those that are there."
+            )
+        metadata = read_metadata(storage, path)
+        self._check(storage, metadata, any_job=True)
+        ref = CheckpointRef(number, path, metadata.batch_id)
+        if storage is self._storage and paths.job == self._paths.job:
+            return self._store.log.restore_own(ref, claim=restore.claim_mode == "claim"), metadata
+        if restore.claim_mode == "claim":
+            raise CheckpointError(
+                f"restore={restore.path!r}: claim_mode='claim' is for checkpoints in the job's own folder, "
+                f"{self._storage.url}/{self._paths.root}: who deletes files must be the only one to know them. Use "
+                "claim_mode='no_claim', and delete the original yourself once the job has a checkpoint of its own."
+            )
+        if storage is not self._storage:
+            ref = msgspec.structs.replace(ref, origin=storage.url)
+        return self._store.log.restore_other(ref, max(metadata.generation, _generation(storage, paths))), metadata
+
+    def _savepoint(self, restore: Restore) -> tuple[Start, CheckpointMetadata]:
+        """The savepoint whose path the user gave."""
+        try:
+            storage, metadata = open_savepoint(restore.path, self._options)
+        except CheckpointNotFoundError as error:
+            raise CheckpointNotFoundError(
+                f"restore={restore.path!r} is not the path of a checkpoint or savepoint: give the directory of a "
+                "checkpoint (…/<job>/chk-N) or of a savepoint (…/savepoint-<job>-<id>), or the _metadata file in it. "
+                "`strandline checkpoints ls CHECKPOINT_DIR` shows the checkpoints that are there."
+            ) from error
+        if restore.claim_mode == "claim":
+            raise CheckpointError(
+                f"restore={restore.path!r}: claim_mode='claim' is for checkpoints in the job's own folder; a savepoint "
+                "stays yours. Use claim_mode='no_claim', and dispose of it once the job has a checkpoint of its own."
+            )
+        self._check(storage, metadata, any_job=True)
+        ref = CheckpointRef(metadata.checkpoint_id, METADATA, metadata.batch_id, origin=storage.url)
+        return self._store.log.restore_other(ref, metadata.generation), metadata
+
+    def _usable(self, ref: CheckpointRef) -> CheckpointMetadata:
+        if ref.ours and ref.metadata_path != self._paths.metadata(ref.checkpoint_id):
+            raise IncompatibleCheckpointError(
+                f"{self._storage.url}/{self._paths.root} belongs to another job, not to job {self._paths.job!r}: its "
+                f"log names {ref.metadata_path!r} as the newest checkpoint. Start the job under the name it had, with "
+                "its folder where it was; or use a name that has no folder yet."
+            )
+        if ref.ours and ref.checkpoint_id in self._wanted.damaged:
+            raise DamagedFileError(self._wanted.damaged[ref.checkpoint_id])
+        storage = open_storage(ref.origin, self._options) if ref.origin is not None else self._storage
+        metadata = read_metadata(storage, ref.metadata_path)
+        self._check(storage, metadata, any_job=not ref.ours)
+        return metadata
+
+    def _check(self, storage: Storage, metadata: CheckpointMetadata, *, any_job: bool) -> None:
+        wanted = self._wanted
+        check_compatible(
+            metadata,
+            wanted.job,
+            wanted.uids,
+            wanted.max_parallelism,
+            any_job,
+            wanted.allow_non_restored,
+        )
+        for operator in wanted.operators:
+            for state in metadata.subtasks:
+                if state.operator == operator.uid:
+                    check_states(operator, self._declared(operator), state, wanted.allow_non_restored)
+        _check_files(storage, metadata)
+
+    def _declared(self, operator: Operator) -> list[StateDescriptor]:
+        """What the operator declares; asked once, for it may mean to open the user's code."""
+        if operator.uid not in self._states:
+            self._states[operator.uid] = operator.check()
+        return self._states[operator.uid]
+
+
+def _check_files(storage: Storage, metadata: CheckpointMetadata) -> None:
+    """Raise `DamagedFileError` unless every file of the checkpoint is there with its size; slots check the content."""
+    # A savepoint has its folder to itself.
+    root = "" if metadata.kind == "savepoint" else JobPaths(metadata.job).root
+    listing = list_located(storage, root, file_paths(metadata))
+    sizes = {file.path: file.size for file in listing}
+    for state, file in all_files(metadata):
+        if file.handle is None or sizes.get(file.handle.path) == file.handle.stored_size:
+            continue
+        found = sizes.get(file.handle.path)
+        what = "is missing" if found is None else f"has {found} bytes instead of {file.handle.stored_size}"
+        raise DamagedFileError(
+            f"job {metadata.job}, operator {state.operator}, subtask {state.subtask}: {storage.url}/{file.handle.path} "
+            f"{what}, and checkpoint {metadata.checkpoint_id} needs it. Bring the file back; or, to begin anew without "
+            "the state, use another job name or empty the job's folder."
+        )
+
+
+def _log_differences(wanted: Wanted, metadata: CheckpointMetadata) -> None:
+    what = f"job {wanted.job}: checkpoint {metadata.checkpoint_id}"
+    for uid in left_out(metadata, wanted.uids):
+        log.warning("%s has state of %s, which is left out: the job has no such step", what, uid)
+    for uid in wanted.uids:
+        if uid not in metadata.operators:
+            log.info("%s has no state of %s, which begins empty", what, uid)
+
+
+def _publish_for_former_sinks(wanted: Wanted, found: CheckpointMetadata | None, settings: StorageSettings) -> None:
+    """Rows that the checkpoint covers become visible also where the job does not write any more."""
+    if found is None or found.job != wanted.job:
+        return
+    for path in {file.sink for file in found.sink_files} - wanted.sinks.keys():
+        sink = open_storage(path, settings.options)
+        staged = [file for file in found.sink_files if file.sink == path and sink.exists(file.staged)]
+        if staged:
+            publish(sink, staged)
+
+
+def _as_sinks_see(metadata: CheckpointMetadata | None, job: str) -> CheckpointMetadata | None:
+    """A checkpoint of another job says nothing of this job's rows, except that none comes before it."""
+    if metadata is None or metadata.job == job:
+        return metadata
+    return msgspec.structs.replace(metadata, sink_files=())
+
+
+def _generation(storage: Storage, paths: JobPaths) -> int:
+    """The newest generation of the job that a checkpoint comes from; 0 if it came without its log."""
+    try:
+        return JobLogStore(storage, paths).load().generation
+    except CheckpointError:
+        return 0
+
+
+def _same_place(one: str, other: str) -> bool:
+    if is_local(one) and is_local(other):
+        return os.path.realpath(open_storage(one).url) == os.path.realpath(open_storage(other).url)
+    return one.rstrip("/") == other.rstrip("/")

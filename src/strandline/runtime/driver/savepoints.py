@@ -1,0 +1,89 @@
+"""Savepoints: self-contained folders that hold a whole job's state, and may be moved.
+
+`<directory>/savepoint-<job>-<id>/` has a `_metadata` file, which names all other files by their names in that folder.
+A canonical one consists of full snapshots that any backend can restore; a native one of the backend's own files.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from strandline.checkpoint.metadata import (
+    CheckpointMetadata,
+    StateFile,
+    decode,
+    encode,
+)
+from strandline.errors import CheckpointNotFoundError, NotFoundError
+from strandline.runtime.protocol.messages import StorageSettings
+from strandline.storage import Storage, open_storage
+from strandline.storage.elsewhere import inner_path
+
+METADATA = "_metadata"
+
+SavepointFormat = Literal["canonical", "native"]
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointTarget:
+    """Where a savepoint is written to, and how."""
+
+    settings: StorageSettings
+    """The savepoint's own folder."""
+    format: SavepointFormat
+
+    @classmethod
+    def within(cls, directory: str, job: str, format_: SavepointFormat, options: dict[str, str]) -> SavepointTarget:
+        """A new folder in `directory`."""
+        name = f"savepoint-{job}-{uuid.uuid4().hex[:12]}"
+        return cls(StorageSettings(f"{directory.rstrip('/')}/{name}", options), format_)
+
+    @property
+    def storage(self) -> Storage:
+        return open_storage(self.settings.url, self.settings.options)
+
+    def complete(self, metadata: CheckpointMetadata) -> str:
+        """Write the metadata, which makes the folder a savepoint; returns its path."""
+        states = tuple(
+            msgspec.structs.replace(state, files=tuple(map(_named_inside, state.files))) for state in metadata.subtasks
+        )
+        storage = self.storage
+        storage.create(METADATA, encode(msgspec.structs.replace(metadata, subtasks=states)))
+        return storage.url
+
+
+def open_savepoint(location: str, options: dict[str, str]) -> tuple[Storage, CheckpointMetadata]:
+    """The savepoint at a folder, or at the `_metadata` in it.
+
+    Raises `CheckpointNotFoundError` if there is none, `MetadataError` if it is damaged.
+    """
+    place = location.rstrip("/").removesuffix(f"/{METADATA}")
+    if "://" not in place:
+        place = os.path.abspath(os.path.expanduser(place))
+        if not os.path.isdir(place):  # opening it would make it
+            raise _no_savepoint(place)
+    storage = open_storage(place, options)
+    try:
+        metadata = decode(storage.read(METADATA), f"{storage.url}/{METADATA}")
+    except NotFoundError as error:
+        raise _no_savepoint(storage.url) from error
+    if metadata.kind != "savepoint":
+        raise CheckpointNotFoundError(f"{storage.url} is the folder of a checkpoint, not of a savepoint")
+    return storage, metadata
+
+
+def _named_inside(file: StateFile) -> StateFile:
+    if file.handle is None:
+        return file
+    return msgspec.structs.replace(file, handle=msgspec.structs.replace(file.handle, path=inner_path(file.handle.path)))
+
+
+def _no_savepoint(place: str) -> CheckpointNotFoundError:
+    return CheckpointNotFoundError(
+        f"there is no savepoint at {place}: a savepoint's folder (savepoint-<job>-<id>) has a {METADATA} file"
+    )

@@ -1,0 +1,196 @@
+"""What the processes of a run tell each other: plain structs, encoded with msgpack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from strandline.checkpoint.batch import first_batch
+from strandline.checkpoint.metadata import StateFile, SubtaskState
+from strandline.config.rocksdb import RocksDBOptions
+from strandline.state.coding.keys import key_group_range
+
+
+def batch_id(generation: int, spark_batch: int) -> int:
+    """The id of a batch: Spark's own number in the range of its generation, so that no id is ever used twice."""
+    return first_batch(generation) + spark_batch
+
+
+class BackendSettings(msgspec.Struct, frozen=True):
+    """How a slot keeps state."""
+
+    kind: str
+    memory_bytes: int
+    batch_memory: int
+    incremental: bool
+    compression: str
+    rocksdb: RocksDBOptions = RocksDBOptions()
+    rocksdb_factory: bytes | None = None
+    """The user's function that changes RocksDB's options, pickled."""
+
+    @property
+    def shares_files(self) -> bool:
+        """Whether a snapshot consists of files that later ones share."""
+        return self.incremental and self.kind == "rocksdb"
+
+
+class StorageSettings(msgspec.Struct, frozen=True):
+    """Where durable storage is."""
+
+    url: str
+    options: dict[str, str]
+
+
+class UploadSettings(msgspec.Struct, frozen=True):
+    """How a task manager deals with small files."""
+
+    inline_bytes: int = 20 << 10
+    small_bytes: int = 1 << 20
+    max_amplification: float = 2.0
+
+
+class ChangelogSettings(msgspec.Struct, frozen=True):
+    """How a task manager keeps the changelog of its slots."""
+
+    upload_timeout: float = 1.0
+    upload_attempts: int = 3
+    max_behind_bytes: int = 256 << 20
+    materialization_interval: float = 600.0
+    max_amplification: float = 2.0
+    storage: StorageSettings | None = None
+    """Where it is kept; None: with the checkpoints."""
+
+
+class OperatorSpec(msgspec.Struct, frozen=True):
+    """One stateful step: its uid and the pickled operator."""
+
+    uid: str
+    blob: bytes
+
+
+class RunInfo(msgspec.Struct, frozen=True):
+    """What every process of a run knows from its start."""
+
+    job: str
+    run_id: str
+    secret: str
+    coordinator: list[Any]
+    local_dir: str
+    bind_host: str
+    heartbeat_timeout: float
+    storage: StorageSettings
+    sys_path: list[str]
+    uploads: UploadSettings = UploadSettings()
+    local_recovery: bool = False
+    """Whether task managers keep second copies of durable files on local disk."""
+    changelog: ChangelogSettings | None = None
+    """None: every checkpoint uploads the state itself."""
+
+
+class SlotSpec(msgspec.Struct, frozen=True):
+    """Everything a slot process needs to come up at the last committed batch."""
+
+    run: RunInfo
+    generation: int
+    index: int
+    incarnation: int
+    parallelism: int
+    max_parallelism: int
+    backend: BackendSettings
+    operators: list[OperatorSpec]
+    restore: list[SubtaskState]
+    """The states to start from: those that hold some of the slot's key groups, the largest part of an operator first.
+
+    One per operator, unless the parallelism has changed; empty for a fresh start."""
+    restore_batch: int
+    """The batch that `restore` covers; -1 for a fresh start."""
+    decided_batch: int
+    """The last batch that was committed; the slot is ready once it has applied it."""
+    restore_storage: StorageSettings | None = None
+    """Where the files of `restore` are, if not in the run's own storage."""
+    restore_owned: bool = True
+    """Whether the files of `restore` are the job's own, so that a checkpoint may refer to them."""
+    log: list[tuple[str, StateFile]] = []
+    """Durable segments after `restore_batch`, in their order, with the operator whose they are."""
+    log_complete: bool = False
+    """Whether they lead to `decided_batch`."""
+    manager: list[Any] = []
+    """The address of the slot's task manager."""
+    copies: str | None = None
+    """Where on the slot's host second copies of durable files are; None: nowhere."""
+    allow_non_restored: bool = False
+    """Whether states of `restore` that an operator does not declare any more may be dropped."""
+
+    @property
+    def key_groups(self) -> range:
+        """The key groups that the slot's subtasks own."""
+        return key_group_range(self.index, self.parallelism, self.max_parallelism)
+
+    @property
+    def rescaled(self) -> bool:
+        """Whether the states to start from were cut otherwise than the slot's key groups."""
+        groups = self.key_groups
+        return any(
+            (state.key_group_start, state.key_group_end) != (groups.start, groups.stop) for state in self.restore
+        )
+
+
+class BatchTime(msgspec.Struct, frozen=True):
+    """The time of a batch; see `BatchInfo`."""
+
+    processing_ms: int
+    watermark_ms: int | None = None
+    late_watermark_ms: int | None = None
+
+
+class ExchangeHeader(msgspec.Struct, frozen=True):
+    """Says which work an exchange belongs to; stale work is refused by it."""
+
+    generation: int
+    batch: int
+    round: int
+    operator: str
+    subtask: int
+    attempt: int
+    time: BatchTime
+    initial: bool = False
+    """Whether the rows are initial state, before the first batch of a job that begins."""
+
+
+class Rebuilt(msgspec.Struct, frozen=True):
+    """How one operator's state came back in a slot."""
+
+    operator: str
+    local_bytes: int
+    """What was read from local files."""
+    durable_bytes: int
+    """What was read from durable storage."""
+    duration_ms: float
+    changed: bool = False
+    """Whether the operator declares its states otherwise than the checkpoint: a later one cannot build on its files."""
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    """A sealed segment, as the slot tells its task manager: what one subtask's part of a batch changed."""
+
+    operator: str
+    subtask: int
+    batch: int
+    round: int
+    path: str
+    size: int
+    entries: int
+
+
+class SnapshotReport(msgspec.Struct, frozen=True):
+    """One operator's files of a snapshot, as the slot tells them to its task manager."""
+
+    operator: str
+    files: list[tuple[str, str, int, str, bool]]
+    """(name, local path, size, identity, shared)"""
+    states: list[dict[str, Any]]
+    batch: int
+    """The last batch that the state holds."""
+    sync_ms: float
+    write_ms: float

@@ -1,0 +1,59 @@
+"""Side outputs: a step with several kinds of rows gives them to Spark in one frame, each kind in a struct column."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from strandline.operators.base import Operator, Output, SideRows
+from strandline.operators.columns.rows import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+_MAIN = "main"
+
+
+def _column(name: str | None) -> str:
+    return _MAIN if name is None else f"side_{name}"
+
+
+def recorded_schema(operator: Operator) -> pa.Schema:
+    """The schema in which a slot records the output of `operator`."""
+    if not operator.side_outputs:
+        return operator.output_schema
+    kinds = {None: operator.output_schema} | {name: arrow_schema(s) for name, s in operator.side_outputs.items()}
+    return pa.schema([pa.field(_column(name), pa.struct(list(schema))) for name, schema in kinds.items()])
+
+
+def recorded(produced: Output, schema: pa.Schema, operator: Operator) -> pa.RecordBatch:
+    """Rows that an operator yielded, in the schema of `recorded_schema`."""
+    if not operator.side_outputs:
+        assert not isinstance(produced, SideRows)
+        return produced
+    name, rows = (produced.name, produced.rows) if isinstance(produced, SideRows) else (None, produced)
+    own = _column(name)
+    columns = [
+        pa.StructArray.from_arrays(rows.columns, fields=list(field.type))
+        if field.name == own
+        else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def recorded_struct(operator: Operator, output: StructType) -> StructType:
+    """The same schema for Spark; `output` is that of the main rows."""
+    from pyspark.sql.types import StructField, StructType
+
+    if not operator.side_outputs:
+        return output
+    kinds = {None: output} | dict(operator.side_outputs)
+    return StructType([StructField(_column(name), schema) for name, schema in kinds.items()])
+
+
+def selected(frame: DataFrame, name: str | None) -> DataFrame:
+    """One kind of rows out of the combined frame; None for the main output."""
+    return frame.filter(f"`{_column(name)}` is not null").select(f"`{_column(name)}`.*")

@@ -1,0 +1,144 @@
+"""A slot's local files: sealed segments and local snapshots, and which of them can rebuild its state.
+
+Segments form a chain: each file name says which batch it follows and which batch it brings. A lost slot is rebuilt from
+the newest base (a local snapshot, or what the run was restored from) that a complete chain leads on to the last
+committed batch.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from strandline.checkpoint.metadata import StateFile
+from strandline.state.backends.base import SnapshotFile
+
+_SEGMENT = re.compile(r"seg-(-?\d+)-(\d+)\.segment")
+_SNAPSHOT = re.compile(r"snap-(\d+)(\.json|\.new|\.tmp)?")
+
+
+class SnapshotMarker(msgspec.Struct, frozen=True):
+    """Written last: a snapshot without its marker does not exist."""
+
+    checkpoint_id: int
+    batch: int
+    files: list[tuple[str, str, int, bool]]
+    """(name, identity, size, shared)"""
+
+
+class _Checked(msgspec.Struct, frozen=True):
+    """A marker as it is on disk: one flipped bit in its batch would make it the base of a wrong state."""
+
+    crc32: int
+    marker: msgspec.Raw
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Something that state can be rebuilt from: `snapshot` is None for what the run was restored from."""
+
+    batch: int
+    snapshot: SnapshotMarker | None
+    segments: tuple[Path, ...]
+    """The chain that leads from `batch` to the last committed batch."""
+    log: tuple[StateFile, ...] = ()
+    """The same chain in durable storage."""
+
+
+class OperatorFolder:
+    """The local folder of one operator in one slot."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    def database(self, incarnation: int) -> Path:
+        return self.root / f"db-{incarnation}"
+
+    def download(self, incarnation: int) -> Path:
+        return self.root / f"restore-{incarnation}"
+
+    def spill(self) -> Path:
+        return self.root / "spill"
+
+    def segment(self, previous: int, batch: int) -> Path:
+        return self.root / f"seg-{previous}-{batch}.segment"
+
+    def snapshot(self, checkpoint_id: int) -> Path:
+        return self.root / f"snap-{checkpoint_id}"
+
+    def _marker(self, checkpoint_id: int) -> Path:
+        return self.root / f"snap-{checkpoint_id}.json"
+
+    def mark(self, checkpoint_id: int, batch: int, files: list[SnapshotFile]) -> None:
+        """Record that the snapshot's files are all there."""
+        marker = SnapshotMarker(checkpoint_id, batch, [(f.name, f.identity, f.size, f.shared) for f in files])
+        temporary = self._marker(checkpoint_id).with_suffix(".new")
+        body = msgspec.json.encode(marker)
+        temporary.write_bytes(msgspec.json.encode(_Checked(zlib.crc32(body), msgspec.Raw(body))))
+        temporary.replace(self._marker(checkpoint_id))
+
+    def snapshots(self) -> list[int]:
+        """The checkpoints of which there are snapshot files, complete or not, in ascending order."""
+        found = {int(match[1]) for path in self.root.glob("snap-*") if (match := _SNAPSHOT.fullmatch(path.name))}
+        return sorted(found)
+
+    def drop_snapshot(self, checkpoint_id: int) -> None:
+        self._marker(checkpoint_id).unlink(missing_ok=True)
+        self._marker(checkpoint_id).with_suffix(".new").unlink(missing_ok=True)
+        # RocksDB makes a snapshot's folder under this name first, and a kill may leave it.
+        shutil.rmtree(self.snapshot(checkpoint_id).with_suffix(".tmp"), ignore_errors=True)
+        shutil.rmtree(self.snapshot(checkpoint_id), ignore_errors=True)
+
+    def drop_segments(self, up_to_batch: int) -> None:
+        """Segments that a local snapshot covers are not needed any more."""
+        for path, _previous, batch in self._segments():
+            if batch <= up_to_batch:
+                path.unlink(missing_ok=True)
+
+    def clear_databases(self, keep_incarnation: int) -> None:
+        """Delete what earlier incarnations of the slot left open."""
+        keep = {self.database(keep_incarnation).name, self.download(keep_incarnation).name}
+        for pattern in ("db-*", "restore-*", "spill"):
+            for path in self.root.glob(pattern):
+                if path.name not in keep:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def bases(self, restored_batch: int, decided_batch: int) -> list[Base]:
+        """Every base from which a complete chain leads to `decided_batch`: local ones first, then the newest first."""
+        chain = {batch: (previous, path) for path, previous, batch in self._segments()}
+        reach: dict[int, tuple[Path, ...]] = {decided_batch: ()}
+        batch = decided_batch
+        paths: list[Path] = []
+        while batch in chain:
+            batch, path = chain[batch]
+            paths.insert(0, path)
+            reach[batch] = tuple(paths)
+        found = [Base(marker.batch, marker, reach[marker.batch]) for marker in self._markers() if marker.batch in reach]
+        if restored_batch in reach:
+            found.append(Base(restored_batch, None, reach[restored_batch]))
+        return sorted(found, key=lambda base: (base.snapshot is None, -base.batch))
+
+    def _markers(self) -> list[SnapshotMarker]:
+        markers = []
+        for path in self.root.glob("snap-*.json"):
+            try:
+                checked = msgspec.json.decode(path.read_bytes(), type=_Checked)
+                if zlib.crc32(checked.marker) == checked.crc32:
+                    markers.append(msgspec.json.decode(checked.marker, type=SnapshotMarker))
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+                continue  # damaged: not a snapshot
+        return markers
+
+    def _segments(self) -> list[tuple[Path, int, int]]:
+        found = []
+        for path in self.root.glob("seg-*.segment"):
+            match = _SEGMENT.fullmatch(path.name)
+            if match:
+                found.append((path, int(match[1]), int(match[2])))
+        return found

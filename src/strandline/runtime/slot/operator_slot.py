@@ -1,0 +1,331 @@
+"""One operator's subtask inside a slot: its state, the batch it works on, its snapshots."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from strandline.errors import StaleAttemptError, StrandlineError
+from strandline.operators.base import BatchInfo, Operator, TimeMode
+from strandline.runtime.protocol.messages import ExchangeHeader, Sealed, SlotSpec, SnapshotReport
+from strandline.runtime.protocol.side_outputs import recorded, recorded_schema
+from strandline.runtime.slot.local_files import OperatorFolder
+from strandline.runtime.slot.recorded_output import RecordedOutput
+from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
+from strandline.state.batch.changes import ChangeSet
+from strandline.state.batch.segment import Segment, SegmentHeader, write_segment
+from strandline.state.handles.query import encode_key, read_state
+
+log = logging.getLogger(__name__)
+
+Chunk = tuple[list[bytes], list[bytes | None]]
+
+
+@dataclass(slots=True)
+class Prepared:
+    """One operator's finished work on a batch that is not decided yet."""
+
+    batch: int
+    round: int
+    changes: ChangeSet
+    chunks: list[Chunk] | None
+    """The net changes in order, as they are in the segment; None if they are too many to be held in memory."""
+    segment: Segment
+    output: RecordedOutput
+
+    def discard(self) -> None:
+        self.changes.discard()
+        self.output.discard()
+        self.segment.path.unlink(missing_ok=True)
+
+
+@dataclass(slots=True)
+class LocalSnapshot:
+    """A snapshot between its barrier and the end of its upload."""
+
+    snapshot: Snapshot
+    batch: int
+    sync_ms: float
+    written: Future[tuple[list[SnapshotFile], float]]
+
+
+class OperatorSlot:
+    """One operator's subtask: its state, the batch it is working on, its snapshots."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        backend: StateBackend,
+        folder: OperatorFolder,
+        spec: SlotSpec,
+        on_sealed: Callable[[Sealed], None] = lambda _sealed: None,
+    ) -> None:
+        self.operator = operator
+        self.committed = spec.decided_batch
+        self._on_sealed = on_sealed
+        self._applied_batch = spec.decided_batch
+        self._backend = backend
+        self._folder = folder
+        self._spec = spec
+        self._busy = threading.Lock()
+        self._prepared: Prepared | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"apply-{operator.uid}")
+        self._applied: Future[None] = self._worker.submit(lambda: None)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"snapshot-{operator.uid}")
+        self._savepoints = ThreadPoolExecutor(1, thread_name_prefix=f"savepoint-{operator.uid}")
+        self._snapshots: dict[int, LocalSnapshot] = {}
+        self._newest_snapshot: int | None = None
+        self._rows = 0
+        self._late_rows = 0
+        self._ran = False
+        self.output_schema = recorded_schema(operator)
+
+    def prepared(self) -> tuple[int, int] | None:
+        held = self._prepared
+        return (held.batch, held.round) if held else None
+
+    def sealed(self) -> Sealed | None:
+        """The segment of what is prepared."""
+        held = self._prepared
+        return self._described(held.segment) if held else None
+
+    def _described(self, segment: Segment) -> Sealed:
+        header = segment.header
+        return Sealed(
+            header.operator,
+            header.subtask,
+            header.batch,
+            header.round,
+            str(segment.path),
+            segment.size_bytes,
+            segment.entries,
+        )
+
+    def described_states(self) -> list[dict[str, Any]]:
+        """What the operator keeps, as checkpoints describe it."""
+        return [msgspec.to_builtins(state) for state in self.operator.states()]
+
+    def work(
+        self,
+        header: ExchangeHeader,
+        rows: Callable[[], Iterator[pa.RecordBatch]],
+        cancelled: Callable[[], bool],
+        check: Callable[[], None],
+    ) -> RecordedOutput:
+        """The output of the batch: recorded before, or worked out now from `rows`. One attempt at a time.
+
+        `check` refuses an attempt that became stale while it waited for its turn, or while it worked.
+        """
+        while not self._busy.acquire(timeout=0.2):
+            if cancelled():
+                raise StaleAttemptError(f"attempt {header.attempt} was cancelled while it waited for its turn")
+        try:
+            check()
+            held = self._prepared
+            if held is not None:
+                if (held.batch, held.round) == (header.batch, header.round):
+                    return held.output
+                # Of an older round, so it can never commit. Both would have the same segment file: it goes first.
+                self._prepared = None
+                held.discard()
+            self._applied.result()
+            done = self._run(header, rows())
+            try:
+                check()
+            except StaleAttemptError:
+                done.discard()
+                raise
+            self._prepared = done
+            self._on_sealed(self._described(done.segment))
+            return done.output
+        finally:
+            self._busy.release()
+
+    def _run(self, header: ExchangeHeader, rows: Iterator[pa.RecordBatch]) -> Prepared:
+        spill = self._folder.spill()
+        spill.mkdir(exist_ok=True)
+        limit = self._spec.backend.batch_memory
+        changes = ChangeSet(self._backend, limit, spill)
+        output = RecordedOutput(
+            self.output_schema, limit, spill / f"output-{header.batch}-{header.round}-{header.attempt}.arrow"
+        )
+        path = self._folder.segment(self.committed, header.batch)
+        try:
+            when = header.time
+            batch = BatchInfo(header.batch, when.processing_ms, when.watermark_ms, when.late_watermark_ms)
+            work = self.operator.run_initial if header.initial else self.operator.run
+            for produced in work(self._counted(rows), changes, batch):
+                output.append(recorded(produced, self.output_schema, self.operator))
+            self._ran = True
+            output.seal()
+            chunks = None if changes.spilled else list(changes.chunks())
+            segment = write_segment(
+                path,
+                SegmentHeader(
+                    header.generation, header.batch, header.round, header.operator, header.subtask, header.attempt
+                ),
+                chunks or changes.chunks(),
+            )
+        except BaseException:
+            changes.discard()
+            output.discard()
+            raise
+        return Prepared(header.batch, header.round, changes, chunks, segment, output)
+
+    def _counted(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in rows:
+            self._rows += batch.num_rows
+            yield batch
+
+    def discard(self) -> None:
+        """Forget what was prepared. An attempt that runs meanwhile finds itself stale when it ends."""
+        if not self._busy.acquire(blocking=False):
+            return
+        try:
+            if self._prepared is not None:
+                self._prepared.discard()
+                self._prepared = None
+        finally:
+            self._busy.release()
+
+    def commit(self, batch: int) -> None:
+        """Make the prepared batch the state. Returns at once; the next batch and the next barrier wait for the rest."""
+        with self._busy:
+            held = self._prepared
+            if self.committed == batch and held is None:
+                return  # said twice
+            if held is None or held.batch != batch:
+                raise StaleAttemptError(f"operator {self.operator.uid}: batch {batch} is not prepared")
+            self._prepared = None
+            self.committed = batch
+            self._late_rows += self.operator.late_rows
+            self._applied = self._worker.submit(self._apply, held)
+
+    def _apply(self, held: Prepared) -> None:
+        for keys, values in held.chunks or held.changes.chunks():
+            self._backend.apply(keys, values)
+        self._applied_batch = held.batch
+        held.changes.discard()
+        held.output.discard()
+
+    def tidy(self) -> None:
+        """Make the state small for a snapshot that many checkpoints will name. Batches go on meanwhile."""
+        self._backend.tidy()
+
+    def barrier(self, checkpoint_id: int) -> float:
+        """Freeze the committed state: the synchronous part of a checkpoint. Returns its milliseconds.
+
+        It may run beside an attempt, which only reads, and takes turns with commits. That it holds a certain batch is
+        up to the coordinator, which keeps commits and the barriers of checkpoints apart.
+        """
+        started = time.perf_counter()
+        batch, snapshot = self._worker.submit(self._freeze, checkpoint_id, self._applied).result()
+        sync_ms = (time.perf_counter() - started) * 1000
+        written = self._writer.submit(self._write_snapshot, checkpoint_id, snapshot, batch)
+        self._writer.submit(self._drop_covered, checkpoint_id, batch)  # nobody waits for it
+        self._snapshots[checkpoint_id] = LocalSnapshot(snapshot, batch, sync_ms, written)
+        return sync_ms
+
+    def savepoint(self, checkpoint_id: int, canonical: bool) -> float:
+        """Freeze the committed state for a savepoint, which no rebuild will ever start from."""
+        started = time.perf_counter()
+        batch, snapshot = self._worker.submit(self._freeze, checkpoint_id, self._applied, canonical).result()
+        sync_ms = (time.perf_counter() - started) * 1000
+
+        def write() -> tuple[list[SnapshotFile], float]:
+            began = time.perf_counter()
+            return snapshot.write(), (time.perf_counter() - began) * 1000
+
+        self._snapshots[checkpoint_id] = LocalSnapshot(snapshot, batch, sync_ms, self._savepoints.submit(write))
+        return sync_ms
+
+    def _freeze(self, checkpoint_id: int, applied: Future[None], full: bool = False) -> tuple[int, Snapshot]:
+        applied.result()  # it has ended, as it came before; raises what it met
+        return self._applied_batch, self._backend.snapshot(self._folder.snapshot(checkpoint_id), full=full)
+
+    def _write_snapshot(self, checkpoint_id: int, snapshot: Snapshot, batch: int) -> tuple[list[SnapshotFile], float]:
+        started = time.perf_counter()
+        files = snapshot.write()
+        self._folder.mark(checkpoint_id, batch, files)
+        self._newest_snapshot = checkpoint_id
+        return files, (time.perf_counter() - started) * 1000
+
+    def _drop_covered(self, checkpoint_id: int, batch: int) -> None:
+        if self._newest_snapshot != checkpoint_id:
+            return  # it could not be written
+        try:
+            self._folder.drop_segments(batch)
+            for older in self._folder.snapshots():
+                if older < checkpoint_id and older not in self._snapshots:  # also what earlier incarnations left
+                    self._folder.drop_snapshot(older)
+        except OSError:
+            log.warning("operator %s: older local files stay until the next snapshot", self.operator.uid, exc_info=True)
+
+    def report(self, checkpoint_id: int) -> SnapshotReport:
+        """The snapshot's files, once they are all on disk."""
+        local = self._snapshots[checkpoint_id]
+        files, write_ms = local.written.result()
+        return SnapshotReport(
+            self.operator.uid,
+            [(f.name, str(f.path), f.size, f.identity, f.shared) for f in files],
+            self.described_states(),
+            local.batch,
+            local.sync_ms,
+            write_ms,
+        )
+
+    def release(self, checkpoint_id: int) -> None:
+        """The upload has ended, well or not; the files go unless they are the newest local base."""
+        local = self._snapshots.pop(checkpoint_id, None)
+        if local is not None and self._newest_snapshot != checkpoint_id:
+            local.snapshot.release()
+            self._folder.drop_snapshot(checkpoint_id)
+
+    def timer(self) -> tuple[TimeMode, int | None]:
+        """The operator's clock, and when on it it has something to do without rows; at once if it has not run yet."""
+        return self.operator.time_mode, self.operator.next_timer_ms if self._ran else 0
+
+    def query(self, state: str, key: tuple[Any, ...]) -> Any:
+        """What `state` holds for `key` by the last commit; empty if the key is not of this subtask."""
+        described = {known.name: known for known in self.operator.states()}
+        if state not in described:
+            raise StrandlineError(
+                f"operator {self.operator.uid!r} has no state {state!r}; it has: {', '.join(described) or 'none'}"
+            )
+        self._applied.result()
+        names = self.operator.key_columns
+        schema = StructType([self.operator.input_struct[name] for name in names])
+        spec, now = self._spec, int(time.time() * 1000)
+        rest = encode_key(schema, key, 0)[2:]
+        found: Any = None
+        for group in spec.key_groups:
+            found = read_state(self._backend, described[state], group.to_bytes(2, "big") + rest, now)
+            if found not in (None, [], {}):
+                break
+        return found
+
+    def figures(self) -> dict[str, int]:
+        """Rows worked on by this incarnation, and what its state takes up."""
+        return {
+            "rows": self._rows,
+            "late_rows": self._late_rows,
+            "state_bytes": self._backend.size_bytes(),
+            "memory_bytes": self._backend.memory_bytes(),
+        }
+
+    def close(self) -> None:
+        self._worker.shutdown()
+        self._writer.shutdown()
+        self._savepoints.shutdown()
+        self.discard()
+        self.operator.close()
+        self._backend.close()

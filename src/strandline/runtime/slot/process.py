@@ -1,0 +1,298 @@
+"""The slot: one process per subtask that holds user code and its keyed state, and stays while tasks come and go.
+
+It answers an exchange only once it has consumed the whole input and sealed the changes: the subtask is then prepared,
+and its output is recorded until the batch commits. Whoever asks again for the same batch gets the recorded rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, BinaryIO
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from strandline.errors import StaleAttemptError, StrandlineError
+from strandline.operators.base import Operator, SubtaskInfo
+from strandline.runtime.protocol.folders import slot_folder, socket_folder
+from strandline.runtime.protocol.messages import (
+    BackendSettings,
+    BatchTime,
+    ExchangeHeader,
+    OperatorSpec,
+    Rebuilt,
+    Sealed,
+    SlotSpec,
+    SnapshotReport,
+)
+from strandline.runtime.protocol.wire import Address, Client, Server, encode_error, own_host
+from strandline.runtime.slot.local_files import OperatorFolder
+from strandline.runtime.slot.operator_slot import OperatorSlot
+from strandline.runtime.slot.rebuild import rebuild
+from strandline.state.backends.rocksdb import RocksDBMemory
+
+log = logging.getLogger(__name__)
+
+GO = b"go"
+RECORDED = b"recorded"
+ROCKSDB_SHARE = 2 / 3
+"""Of a slot's state memory. The rest is for what state costs outside RocksDB: a batch in hand, and gaps in the heap."""
+
+
+class Slot:
+    """All operators' subtasks with one index, behind one Flight server."""
+
+    def __init__(self, spec: SlotSpec) -> None:
+        self.spec = spec
+        self._floor = (spec.decided_batch, 0)
+        self._failure: dict[str, Any] | None = None
+        self._stopped = threading.Event()
+        self.rebuilt: list[Rebuilt] = []
+        self._manager: Client | None = None
+        self._teller = ThreadPoolExecutor(1, thread_name_prefix="teller") if spec.run.changelog else None
+        self._memory = _rocksdb_memory(spec.backend) if spec.backend.kind == "rocksdb" else None
+        self.operators = {op.uid: self._open(number, op) for number, op in enumerate(spec.operators)}
+
+    def _open(self, number: int, op: OperatorSpec) -> OperatorSlot:
+        spec = self.spec
+        operator: Operator = pickle.loads(op.blob)
+        operator.open(SubtaskInfo(spec.run.job, op.uid, spec.index, spec.parallelism, spec.max_parallelism))
+        folder = OperatorFolder(slot_folder(spec) / f"op-{number}")
+        backend, rebuilt = rebuild(spec, operator, folder, self._memory)
+        self.rebuilt.append(rebuilt)
+        return OperatorSlot(operator, backend, folder, spec, self._tell_sealed)
+
+    def _tell_sealed(self, sealed: Sealed) -> None:
+        """Let the task manager begin with the upload. If word does not arrive, it finds the segment by `status`."""
+        if self._teller is not None:
+            self._teller.submit(self._call_manager, sealed)
+
+    def _call_manager(self, sealed: Sealed) -> None:
+        try:
+            if self._manager is None:
+                self._manager = Client(Address.unpack(self.spec.manager), self.spec.run.secret)
+            self._manager.call("sealed", sealed, timeout=5)
+        except StrandlineError as error:
+            log.info("the task manager was not told of a segment: %s", error)
+
+    # --- data ------------------------------------------------------------------------------------
+
+    def exchange(self, context: Any, command: bytes, reader: Any, writer: Any) -> None:
+        """One attempt of one subtask at one batch."""
+        header = msgspec.msgpack.decode(command, type=ExchangeHeader)
+        operator = self.operators.get(header.operator)
+        if operator is None:
+            raise StrandlineError(f"slot {self.spec.index} runs no operator {header.operator!r}")
+        schema = operator.output_schema
+        begun = False
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            nonlocal begun
+            begun = True
+            writer.begin(schema)
+            writer.write_metadata(GO)
+            return _input(reader)
+
+        try:
+            output = operator.work(header, rows, context.is_cancelled, partial(self._check_fresh, header, operator))
+        except (StaleAttemptError, flight.FlightError):
+            raise  # an attempt that is over, or whose relay is gone: no failure of the batch
+        except Exception as error:
+            self._failure = {"batch": header.batch, "round": header.round, "error": encode_error(error)}
+            raise
+        if not begun:
+            reader.schema  # noqa: B018 - waits for the relay's first message: it may not meet a finished exchange
+            writer.begin(schema)
+        writer.write_metadata(RECORDED)
+        for batch in output.batches():
+            writer.write_batch(batch)
+
+    def _check_fresh(self, header: ExchangeHeader, operator: OperatorSlot) -> None:
+        where = f"job {self.spec.run.job}, operator {header.operator}, subtask {header.subtask}"
+        if header.generation != self.spec.generation or header.subtask != self.spec.index:
+            raise StaleAttemptError(
+                f"{where}: an attempt of generation {header.generation} came to slot "
+                f"{self.spec.index} of generation {self.spec.generation}"
+            )
+        if header.batch <= operator.committed or (header.batch, header.round) < self._floor:
+            raise StaleAttemptError(f"{where}: batch {header.batch}, round {header.round} is over")
+
+    # --- control ---------------------------------------------------------------------------------
+
+    def status(self, _body: Any) -> dict[str, Any]:
+        return {
+            "incarnation": self.spec.incarnation,
+            "prepared": {uid: op.prepared() for uid, op in self.operators.items()},
+            "sealed": [sealed for op in self.operators.values() if (sealed := op.sealed()) is not None],
+            "committed": {uid: op.committed for uid, op in self.operators.items()},
+            "failure": self._failure,
+        }
+
+    def figures(self, _body: Any) -> dict[str, Any]:
+        """What each operator has done and holds, and what the slot's state takes of its memory."""
+        operators = {uid: op.figures() for uid, op in self.operators.items()}
+        if self._memory is not None:
+            used = self._memory.used_bytes()
+        else:
+            used = sum(figures["memory_bytes"] for figures in operators.values())
+        return {"operators": operators, "budget_bytes": self.spec.backend.memory_bytes, "used_bytes": used}
+
+    def query(self, body: dict[str, Any]) -> bytes:
+        """The state of one key, pickled; see `OperatorSlot.query`."""
+        op = self.operators.get(body["operator"])
+        if op is None:
+            raise StrandlineError(f"there is no step {body['operator']!r}; there are: {', '.join(self.operators)}")
+        return pickle.dumps(op.query(body["state"], pickle.loads(body["key"])))
+
+    def prepare_empty(self, body: dict[str, Any]) -> None:
+        """Prepare the operators that Spark did not call: for them, the batch had no rows."""
+        when = msgspec.convert(body["time"], BatchTime)
+        for uid, op in self.operators.items():
+            if op.prepared() == (body["batch"], body["round"]):
+                continue
+            header = ExchangeHeader(self.spec.generation, body["batch"], body["round"], uid, self.spec.index, -1, when)
+            output = op.work(header, lambda: iter(()), lambda: False, partial(self._check_fresh, header, op))
+            if output.rows:
+                raise StrandlineError(f"operator {uid} gave {output.rows} rows for a batch without input")
+
+    def discard(self, body: dict[str, int]) -> None:
+        """A new round: what was prepared for the batch is void, and attempts of older rounds are refused."""
+        self._floor = (body["batch"], body["round"])
+        self._failure = None
+        for op in self.operators.values():
+            op.discard()
+
+    def commit(self, body: dict[str, int]) -> dict[str, int | None]:
+        """Make the prepared batch the state of all operators; answers what they wait for, per clock."""
+        timers: dict[str, int | None] = {}
+        for op in self.operators.values():
+            op.commit(body["batch"])
+            mode, due = op.timer()
+            if due is not None and mode != "none":
+                timers[mode] = min(due, timers.get(mode) or due)
+        return timers
+
+    def barrier(self, body: dict[str, int]) -> dict[str, float]:
+        with ThreadPoolExecutor(max(1, len(self.operators))) as pool:
+            times = pool.map(lambda op: op.barrier(body["checkpoint"]), self.operators.values())
+            return dict(zip(self.operators, times, strict=True))
+
+    def tidy(self, _body: Any) -> None:
+        """See `OperatorSlot.tidy`."""
+        for op in self.operators.values():
+            op.tidy()
+
+    def savepoint(self, body: dict[str, Any]) -> None:
+        """Freeze the state for a savepoint; `report` and `release` follow, as after a barrier."""
+        for op in self.operators.values():
+            op.savepoint(body["checkpoint"], body["canonical"])
+
+    def report(self, body: dict[str, int]) -> list[SnapshotReport]:
+        return [op.report(body["checkpoint"]) for op in self.operators.values()]
+
+    def release(self, body: dict[str, int]) -> None:
+        for op in self.operators.values():
+            op.release(body["checkpoint"])
+
+    def stop(self, _body: Any) -> None:
+        self._stopped.set()
+
+    def serve(self, ready: BinaryIO) -> None:
+        """Answer calls until told to stop."""
+        spec = self.spec
+        actions = {
+            name: getattr(self, name)
+            for name in (
+                "status",
+                "figures",
+                "query",
+                "prepare_empty",
+                "discard",
+                "commit",
+                "tidy",
+                "barrier",
+                "savepoint",
+                "report",
+                "release",
+                "stop",
+            )
+        }
+        server = Server(
+            spec.run.secret,
+            actions,
+            bind_host=spec.run.bind_host,
+            advertise_host=own_host(spec.run.bind_host, Address.unpack(spec.run.coordinator).host),
+            unix_path=str(socket_folder(spec.run.run_id) / f"s{spec.index}-{spec.incarnation}.sock"),
+            exchange=self.exchange,
+        )
+        states = {uid: op.described_states() for uid, op in self.operators.items()}
+        _tell(ready, {"address": server.address.pack(), "states": states, "rebuilt": self.rebuilt})
+        self._stopped.wait()
+        time.sleep(0.05)  # let the answer to `stop` leave
+        server.close()
+        for op in self.operators.values():
+            op.close()
+
+
+def _rocksdb_memory(backend: BackendSettings) -> RocksDBMemory:
+    return RocksDBMemory(int(backend.memory_bytes * ROCKSDB_SHARE), backend.rocksdb.write_buffer_share)
+
+
+def _input(reader: Any) -> Iterator[pa.RecordBatch]:
+    """The rows of an exchange; they count only if the relay says at the end how many there were."""
+    rows = 0
+    for chunk in reader:
+        if chunk.data is not None and chunk.data.num_rows:
+            rows += chunk.data.num_rows
+            yield chunk.data
+        if chunk.app_metadata is not None:
+            announced = int(chunk.app_metadata.to_pybytes())
+            if announced != rows:
+                raise StaleAttemptError(f"the relay sent {announced} rows, {rows} arrived")
+            return
+    raise StaleAttemptError("the relay ended before its last row")
+
+
+def _tell(ready: BinaryIO, message: dict[str, Any]) -> None:
+    ready.write(msgspec.json.encode(message) + b"\n")
+    ready.flush()
+
+
+def _end_with_parent() -> None:
+    """The task manager holds the other end of stdin; when it dies, so does its slot."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def main() -> None:
+    """Entry of the slot process: the spec comes on stdin, the address goes to stdout."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s slot %(name)s: %(message)s")
+    ready = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what user code prints belongs in the log
+    (length,) = struct.unpack(">Q", sys.stdin.buffer.read(8))
+    spec = msgspec.msgpack.decode(sys.stdin.buffer.read(length), type=SlotSpec)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    for entry in spec.run.sys_path:
+        if entry not in sys.path:
+            sys.path.append(entry)
+    try:
+        slot = Slot(spec)
+    except Exception as error:
+        log.exception("slot %d could not start", spec.index)
+        _tell(ready, {"error": encode_error(error).hex()})
+        return
+    slot.serve(ready)
+
+
+if __name__ == "__main__":
+    main()

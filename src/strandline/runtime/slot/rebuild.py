@@ -1,0 +1,214 @@
+"""Bringing an operator's state to the last committed batch: from local files, or from a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from strandline.checkpoint.metadata import StateFile, SubtaskState
+from strandline.errors import DamagedFileError, NotFoundError, SegmentsLostError
+from strandline.operators.base import Operator
+from strandline.operators.schema_evolution import StateChanges, check_states
+from strandline.runtime.protocol.messages import Rebuilt, SlotSpec, StorageSettings
+from strandline.runtime.slot.local_copies import find_copy
+from strandline.runtime.slot.local_files import Base, OperatorFolder, SnapshotMarker
+from strandline.runtime.slot.rocksdb_factory import tuning
+from strandline.state.backends.base import StateBackend
+from strandline.state.backends.factory import RestoredFile, load_snapshot, open_backend
+from strandline.state.backends.rocksdb import RocksDBMemory
+from strandline.state.batch.merge import changes
+from strandline.state.disk import disk_full_names
+from strandline.storage import open_storage
+from strandline.storage.checksums import checksum
+from strandline.storage.elsewhere import fetch_located
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Source:
+    """What a state was made from."""
+
+    local_bytes: int = 0
+    durable_bytes: int = 0
+
+
+def rebuild(
+    spec: SlotSpec, operator: Operator, folder: OperatorFolder, memory: RocksDBMemory | None
+) -> tuple[StateBackend, Rebuilt]:
+    """The operator's state at `spec.decided_batch`, from the newest base that works: local files, else durable ones.
+
+    Raises `SegmentsLostError` when the files that lead there are gone, `DamagedFileError` when the checkpoint is bad,
+    `IncompatibleCheckpointError` when it holds a state that the operator declares differently, `UserCodeError` or
+    `ConfigError` when the user's `rocksdb_factory` fails or does what state would not bear.
+    """
+    folder.clear_databases(spec.incarnation)
+    durable = [state for state in spec.restore if state.operator == operator.uid]
+    # All subtasks of a checkpoint describe their states alike.
+    changed = check_states(operator, operator.states(), durable[0] if durable else None, spec.allow_non_restored)
+    problems: list[str] = []
+    bases = folder.bases(spec.restore_batch, spec.decided_batch)
+    if spec.log_complete and spec.decided_batch > spec.restore_batch:
+        bases.append(Base(spec.restore_batch, None, (), tuple(file for uid, file in spec.log if uid == operator.uid)))
+    for base in bases:
+        started = time.monotonic()
+        try:
+            backend, source = _open_base(spec, operator, folder, base, durable, changed, memory)
+        except (OSError, DamagedFileError) as error:
+            if base.snapshot is None and not base.segments and not base.log:
+                raise  # the checkpoint itself is damaged: nothing older can help here
+            problems.append(str(error))
+            continue
+        finally:
+            shutil.rmtree(folder.download(spec.incarnation), ignore_errors=True)
+        duration_ms = (time.monotonic() - started) * 1000
+        rebuilt = Rebuilt(operator.uid, source.local_bytes, source.durable_bytes, duration_ms, bool(changed))
+        log.info("at batch %d, from batch %d: %s", spec.decided_batch, base.batch, rebuilt)
+        return backend, rebuilt
+    raise SegmentsLostError(
+        f"job {spec.run.job}, operator {operator.uid}, subtask {spec.index}: the local files cannot bring the state to "
+        f"batch {spec.decided_batch}{': ' + '; '.join(problems) if problems else ''}. The run goes back to its last "
+        "completed checkpoint."
+    )
+
+
+def _open_base(
+    spec: SlotSpec,
+    operator: Operator,
+    folder: OperatorFolder,
+    base: Base,
+    durable: Sequence[SubtaskState],
+    changed: StateChanges,
+    memory: RocksDBMemory | None,
+) -> tuple[StateBackend, _Source]:
+    source = _Source()
+    if base.snapshot is not None:
+        parts = [_local_part(folder, base.snapshot, source)]
+    else:
+        parts = _durable_parts(spec, folder.download(spec.incarnation), durable, source)
+    log_ = _download(spec, base.log, spec.run.storage, folder.download(spec.incarnation) / "log", source)
+    groups = spec.key_groups
+    first = parts[0] if parts else _Part([])
+    # Segments of the restored checkpoint were written under its own declarations of states.
+    before = [path for part in parts for path in part.segments]
+    since = [*(segment.path for segment in log_), *base.segments]
+    backend = open_backend(
+        spec.backend.kind,
+        folder.database(spec.incarnation),
+        memory=memory,
+        incremental=spec.backend.incremental,
+        compression=spec.backend.compression,
+        restored_files=first.files,
+        key_groups=groups if first.beyond else None,
+        options=spec.backend.rocksdb,
+        tune=tuning(spec, operator.uid, memory),
+    )
+    try:
+        for part in parts[1:]:
+            load_snapshot(backend, part.files, folder.root, groups)
+        if changed and base.snapshot is None:
+            _apply(backend, before, groups)
+            changed.apply(backend, groups)
+            _apply(backend, since)
+        else:
+            _apply(backend, [*before, *since], groups if any(part.beyond for part in parts) else None)
+    except BaseException:
+        backend.close()
+        raise
+    source.local_bytes += sum(path.stat().st_size for path in base.segments)
+    return backend, source
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Files that hold state, with the log that follows them."""
+
+    files: list[RestoredFile]
+    segments: Sequence[Path] = ()
+    beyond: bool = False
+    """They hold key groups that are not the slot's own, too."""
+
+
+def _local_part(folder: OperatorFolder, snapshot: SnapshotMarker, source: _Source) -> _Part:
+    where = folder.snapshot(snapshot.checkpoint_id)
+    files = []
+    for name, identity, size, shared in snapshot.files:
+        if (where / name).stat().st_size != size:
+            raise DamagedFileError(f"{where / name}: not {size} bytes")
+        files.append(RestoredFile(name, where / name, identity, shared))
+        source.local_bytes += size
+    return _Part(files)
+
+
+def _durable_parts(spec: SlotSpec, target: Path, durable: Sequence[SubtaskState], source: _Source) -> list[_Part]:
+    """What the checkpoint has of the slot's key groups: one part, or several if the parallelism was another."""
+    groups = spec.key_groups
+    place = spec.restore_storage or spec.run.storage
+    parts = []
+    for number, state in enumerate(durable):
+        fetched = _download(spec, state.files, place, target / str(number), source, state)
+        parts.append(
+            _Part(
+                [one for file, one in zip(state.files, fetched, strict=True) if not file.is_log],
+                [one.path for file, one in zip(state.files, fetched, strict=True) if file.is_log],
+                state.key_group_start < groups.start or state.key_group_end > groups.stop,
+            )
+        )
+    return parts
+
+
+def _apply(backend: StateBackend, segments: Sequence[Path], key_groups: range | None = None) -> None:
+    for keys, values in changes(segments, key_groups):
+        backend.apply(keys, values)
+
+
+def _download(
+    spec: SlotSpec,
+    files: Sequence[StateFile],
+    place: StorageSettings,
+    target: Path,
+    source: _Source,
+    state: SubtaskState | None = None,
+) -> list[RestoredFile]:
+    """Durable files, on local disk, each with the right size and checksum; from copies on this host where there are."""
+    if not files:
+        return []
+    target.mkdir(parents=True, exist_ok=True)
+    storage = open_storage(place.url, place.options)
+
+    def fetch(position: int) -> tuple[RestoredFile, int, int]:
+        file = files[position]
+        path = target / (f"{position}-{file.name}" if file.is_log else file.name)
+        restored = RestoredFile(file.name, path, file.identity, file.shared)
+        if file.handle is None:
+            with disk_full_names(target):
+                path.write_bytes(file.inline or b"")
+            return restored, 0, 0
+        if spec.copies is not None and find_copy(Path(spec.copies), file, path):
+            return restored, file.size, 0
+        whose = f"operator {state.operator}, subtask {state.subtask}" if state else f"slot {spec.index}"
+        what = f"job {spec.run.job}, {whose}: {storage.url}/{file.handle.path}"
+        advice = "Restore from another checkpoint, or bring the file back."
+        try:
+            with disk_full_names(target):
+                fetch_located(storage, file.handle.path, path, file.handle.part)
+        except NotFoundError as error:
+            raise DamagedFileError(f"{what} is missing, though the checkpoint needs it. {advice}") from error
+        found = checksum(path)
+        if path.stat().st_size != file.handle.size or found != file.handle.checksum:
+            raise DamagedFileError(
+                f"{what} is damaged: {path.stat().st_size} bytes with {found}, expected {file.handle.size} bytes with "
+                f"{file.handle.checksum}. {advice}"
+            )
+        return restored, 0, file.size
+
+    with ThreadPoolExecutor(4) as pool:
+        fetched = list(pool.map(fetch, range(len(files))))
+    source.local_bytes += sum(local for _file, local, _durable in fetched)
+    source.durable_bytes += sum(durable for _file, _local, durable in fetched)
+    return [file for file, _local, _durable in fetched]

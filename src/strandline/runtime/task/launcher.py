@@ -1,0 +1,99 @@
+"""Starting a task manager on an executor, from inside a Spark task: one per executor, found by a lock file.
+
+It is executed anew (never forked: gRPC does not survive a fork), in a session of its own and without inherited pipes,
+so that it outlives the task and the Python worker that started it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from strandline.errors import StrandlineError
+from strandline.runtime.protocol.folders import socket_folder
+from strandline.runtime.protocol.messages import RunInfo
+from strandline.runtime.protocol.wire import Address, Client, host_identity
+
+START_TIMEOUT = 60.0
+
+
+def executor_identity() -> str:
+    """Names this executor: its JVM is the nearest Java process above the Python worker."""
+    for parent in psutil.Process().parents():
+        if "java" in parent.name():
+            return f"{host_identity()}/{parent.pid}-{parent.create_time():.2f}"
+    return f"{host_identity()}/{os.getppid()}"
+
+
+def ensure_task_manager(run: RunInfo) -> str:
+    """The identity of this executor's task manager, which runs and has registered when the call returns."""
+    executor = executor_identity()
+    folder = socket_folder(run.run_id) / executor.rsplit("/", 1)[1]
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    address_file = folder / "address.json"
+    with (folder / "lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = _answering(address_file, run.secret)
+        if known is not None:
+            return known
+        address_file.unlink(missing_ok=True)
+        identity = f"{executor}#{time.time_ns()}"
+        _start(run, identity, address_file, folder / "taskmanager.log")
+        return identity
+
+
+def _answering(address_file: Path, secret: str) -> str | None:
+    try:
+        address = Address.unpack(msgspec.json.decode(address_file.read_bytes()))
+        client = Client(address, secret)
+        try:
+            return str(client.call("describe", timeout=2)["identity"])
+        finally:
+            client.close()
+    except (OSError, msgspec.DecodeError, StrandlineError):
+        return None
+
+
+def _python_path() -> list[str]:
+    """Where the new process finds modules: as this one does, but an installed PySpark comes before Spark's archive.
+
+    Python keeps no bytecode of what it reads from an archive, so that each process would compile PySpark anew, which
+    doubles the time that it takes to start.
+    """
+    return sorted(filter(None, sys.path), key=lambda entry: Path(entry).name == "pyspark.zip")
+
+
+def _start(run: RunInfo, identity: str, address_file: Path, log_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "STRANDLINE_RUN": msgspec.json.encode(run).decode(),
+        "STRANDLINE_ADDRESS_FILE": str(address_file),
+        "STRANDLINE_IDENTITY": identity,
+        "PYTHONPATH": os.pathsep.join(_python_path()),
+    }
+    with log_path.open("ab") as log_file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "strandline.runtime.taskmanager.process"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log_file,
+            env=environment,
+            start_new_session=True,
+            close_fds=True,
+        )
+    threading.Thread(target=process.wait, daemon=True).start()  # so that it is no zombie once it has ended
+    deadline = time.monotonic() + START_TIMEOUT
+    while not address_file.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            tail = log_path.read_text(errors="replace")[-2000:]
+            raise StrandlineError(f"the task manager of {identity} did not start; its log ends:\n{tail}")
+        time.sleep(0.01)

@@ -1,0 +1,169 @@
+"""The relay: the Spark task's side of a stateful step. It carries Arrow batches to the slot, and the answer back.
+
+It writes the whole input first and reads the output then: the slot answers only once the subtask is prepared, so every
+row that Spark ever sees comes from a finished attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.flight as flight
+
+from strandline.errors import SlotLostError, StrandlineError
+from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN
+from strandline.runtime.protocol.messages import BatchTime, ExchangeHeader, batch_id
+from strandline.runtime.protocol.wire import Address, Client, translate
+
+GENERATION = "strandline.generation"
+ROUND = "strandline.round"
+EPOCH = "strandline.epoch"
+TIME = "strandline.time"
+STAGING = "strandline.staging"
+"""Whether an action is there to stage the rows of Parquet sinks. Others pass by the same tasks, but write nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """What a relay knows from the plan; all that changes from batch to batch comes with the task."""
+
+    operator: str
+    coordinator: tuple[Any, ...]
+    secret: str
+    marked: bool
+    """Whether a row without a key group marks every partition, so that the slot is called without rows, too."""
+    initial: bool = False
+    """Whether the rows are the initial state of the operator, not those of a batch."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is None:
+            return
+        header = self._header(first.column(SUBTASK_COLUMN)[0].as_py())
+        if self.marked:
+            batches = _without_marks(chain((first,), batches))
+            first = next(batches)
+        client = _slot(Address.unpack(list(self.coordinator)), self.secret, header)
+        try:
+            writer, reader = client.exchange(msgspec.msgpack.encode(header))
+            with writer:
+                yield from _exchange(writer, reader, first, batches)
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            _clients.clear()
+            raise translate(error, f"slot {header.subtask}, operator {header.operator}") from error
+
+    def _header(self, subtask: int) -> ExchangeHeader:
+        task = current_batch()
+        return ExchangeHeader(
+            task.generation,
+            task.batch,
+            task.round,
+            self.operator,
+            subtask,
+            task.attempt,
+            task.time,
+            self.initial,
+        )
+
+
+def _without_marks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        groups = batch.column(KEY_GROUP_COLUMN)
+        yield batch.filter(pc.is_valid(groups)) if groups.null_count else batch
+
+
+def _send(writer: Any, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> None:
+    rows = 0
+    batch: pa.RecordBatch | None = first
+    while batch is not None:
+        if batch.num_rows:
+            rows += batch.num_rows
+            writer.write_batch(batch.drop_columns([SUBTASK_COLUMN]))
+        batch = next(rest, None)
+    writer.write_metadata(str(rows).encode())
+    writer.done_writing()
+
+
+class TaskBatch(NamedTuple):
+    """The batch that a Spark task works for."""
+
+    generation: int
+    batch: int
+    round: int
+    epoch: str
+    staging: bool
+    time: BatchTime
+    attempt: int
+
+
+SPARK_BATCH = "streaming.sql.batchId"
+"""Set by Spark itself, except for initial state."""
+PROPERTIES = (GENERATION, SPARK_BATCH, ROUND, EPOCH, STAGING, TIME)
+
+
+def current_batch() -> TaskBatch:
+    """Read from the task's local properties, which the batch function sets before each action."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    assert task is not None
+    values = [task.getLocalProperty(name) for name in PROPERTIES]
+    if any(value is None for value in values):
+        raise StrandlineError("rows of a Strandline job can only be evaluated inside its batch function")
+    generation, spark_batch, round_, epoch, staging, time = (str(value) for value in values)
+    return TaskBatch(
+        int(generation),
+        batch_id(int(generation), int(spark_batch)),
+        int(round_),
+        epoch,
+        staging == str(True),
+        msgspec.json.decode(time, type=BatchTime),
+        task.taskAttemptId(),
+    )
+
+
+def _exchange(
+    writer: Any, reader: Any, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    schema = first.schema.remove(first.schema.get_field_index(SUBTASK_COLUMN))
+    writer.begin(schema)
+    if reader.read_chunk().app_metadata.to_pybytes() == b"go":
+        try:
+            _send(writer, first, rest)
+        except OSError:
+            reader.read_chunk()  # raises what the slot said when it ended the exchange
+            raise
+        reader.read_chunk()
+    for chunk in reader:
+        if chunk.data is not None:
+            yield chunk.data
+    for _ in rest:
+        pass  # a worker that left input unread is not used again, and a new one takes a second to start
+
+
+_clients: dict[tuple[str, int], Client] = {}
+"""Connections to slots, kept while the Python worker lives; the key is (epoch of addresses, slot)."""
+
+
+def _slot(coordinator: Address, secret: str, header: ExchangeHeader) -> Client:
+    epoch = current_batch().epoch
+    client = _clients.get((epoch, header.subtask))
+    if client is None:
+        if any(known != epoch for known, _slot in _clients):
+            _clients.clear()
+        asked = Client(coordinator, secret)
+        try:
+            addresses = asked.call("slots", {"generation": header.generation}, timeout=30)
+        finally:
+            asked.close()
+        address = addresses.get(header.subtask)
+        if address is None:
+            raise SlotLostError(f"slot {header.subtask} is not running")
+        client = _clients[(epoch, header.subtask)] = Client(Address.unpack(address), secret)
+    return client

@@ -1,0 +1,121 @@
+"""The heap backend: state as Python bytes in a dict, for state that fits in memory."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import ClassVar
+from uuid import uuid4
+
+from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
+from strandline.state.backends.full_snapshot import FULL_SNAPSHOT_NAME, write_full_snapshot
+from strandline.state.sorted_runs import SortedRuns
+
+_ENTRY_BYTES = 2 * sys.getsizeof(b"") + 104
+"""What CPython adds to an entry: two bytes objects' headers and a dict slot."""
+
+
+class HeapBackend(StateBackend):
+    """Fast, and bounded by memory; its snapshots are always full. Ordered scans use an index made at the first one."""
+
+    name: ClassVar[str] = "heap"
+
+    def __init__(self, compression: str = "lz4") -> None:
+        self._data: dict[bytes, bytes] = {}
+        self._compression = compression
+        self._lock = Lock()
+        self._index: SortedRuns | None = None
+        self._fresh: list[bytes] = []
+        self._stale = 0
+        self._size: int | None = 0
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return list(map(self._data.get, keys))
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._data.get(key)
+
+    def scan(self, start: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        with self._lock:
+            data = self._data
+            found = self._indexed().between(start, end)
+            if self._stale:
+                # Deleted keys stay in the index for a while, and come twice if they were put again.
+                return iter([(key, data[key]) for key in dict.fromkeys(found) if key in data])
+            return iter([(key, data[key]) for key in found])
+
+    def apply(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        with self._lock:
+            data = self._data
+            fresh = self._fresh if self._index is not None else []
+            self._size = None
+            if None not in values:
+                if self._index is not None:
+                    fresh += [key for key in dict.fromkeys(keys) if key not in data]
+                data.update(zip(keys, values, strict=True))  # type: ignore[arg-type]  # no None, as just checked
+                return
+            for key, value in zip(keys, values, strict=True):
+                if value is not None:
+                    if key not in data:
+                        fresh.append(key)
+                    data[key] = value
+                elif data.pop(key, None) is not None:
+                    self._stale += 1
+
+    def snapshot(self, directory: Path, *, full: bool = False) -> Snapshot:
+        with self._lock:
+            frozen = self._data.copy()
+        return _HeapSnapshot(frozen, directory, self._compression)
+
+    def size_bytes(self) -> int:
+        with self._lock:
+            if self._size is None:
+                self._size = sum(map(len, self._data)) + sum(map(len, self._data.values()))
+            return self._size
+
+    def memory_bytes(self) -> int:
+        return self.size_bytes() + _ENTRY_BYTES * len(self._data)
+
+    def close(self) -> None:
+        with self._lock:
+            self._data = {}
+            self._index, self._fresh, self._stale, self._size = None, [], 0, 0
+
+    def _indexed(self) -> SortedRuns:
+        index = self._index
+        if index is None or self._stale > len(self._data):
+            index = self._index = SortedRuns()
+            index.add(self._data)
+            self._stale = 0
+        elif self._fresh:
+            index.add(self._fresh)
+        self._fresh = []
+        return index
+
+
+class _HeapSnapshot(Snapshot):
+    """A shallow copy of the dict; the bytes themselves are shared with the backend."""
+
+    def __init__(self, frozen: dict[bytes, bytes], directory: Path, compression: str) -> None:
+        self._frozen = frozen
+        self._directory = directory
+        self._compression = compression
+        self._files: list[SnapshotFile] | None = None
+
+    def write(self) -> list[SnapshotFile]:
+        if self._files is not None:
+            return self._files
+        frozen = self._frozen
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / FULL_SNAPSHOT_NAME
+        size = write_full_snapshot(path, ((key, frozen[key]) for key in sorted(frozen)), self._compression)
+        self._files = [SnapshotFile(path.name, path, size, identity=f"full/{uuid4().hex}", shared=False)]
+        self._frozen = {}
+        return self._files
+
+    def release(self) -> None:
+        self._frozen = {}
+        shutil.rmtree(self._directory, ignore_errors=True)

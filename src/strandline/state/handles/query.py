@@ -1,0 +1,78 @@
+"""Reads the state of one key out of a committed backend, without an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from strandline.errors import SchemaError, StrandlineError
+from strandline.state.backends.base import StateBackend, prefix_end
+from strandline.state.coding.codec import ValueCodec
+from strandline.state.coding.ddl import parse_schema
+from strandline.state.coding.keys import KeyEncoder
+from strandline.state.descriptors import StateDescriptor
+from strandline.state.handles.timers import time_of, times_prefix
+from strandline.state.handles.ttl import STAMP_BYTES, stamp_of
+
+_GROUP: Final = "key group"
+
+
+def encode_key(key_schema: StructType, key: Sequence[Any], key_group: int) -> bytes:
+    """Key group and key bytes of one key, as `read_state` takes them; raises `SchemaError` where it does not fit."""
+    schema = to_arrow_schema(key_schema, timezone="UTC")
+    if len(key) != len(schema):
+        raise SchemaError(f"a key has {len(schema)} values ({', '.join(schema.names)}), got {len(key)}: {tuple(key)!r}")
+    try:
+        columns = [pa.array([value], field.type) for value, field in zip(key, schema, strict=True)]
+    except (pa.ArrowException, OverflowError, UnicodeError) as error:
+        raise SchemaError(f"{tuple(key)!r} is no key of type {key_schema.simpleString()}: {error}") from None
+    row = pa.RecordBatch.from_arrays([*columns, pa.array([key_group], pa.int32())], names=[*schema.names, _GROUP])
+    return KeyEncoder(schema, schema.names, _GROUP).encode(row).one(0)
+
+
+def read_state(backend: StateBackend, state: StateDescriptor, key: bytes, now_ms: int) -> Any:
+    """What `state` holds for `key` (see `encode_key`) by the last commit, expired values left out.
+
+    A value state gives its value or None, a list state a list, a map state a dict, a reducing state its value and an
+    aggregating state its accumulator: the function that makes a result of it is known to the processor alone.
+    """
+    where = f"state {state.name!r}"
+    stored = key[:2] + state.name.encode() + b"\0" + key[2:]
+    codec = ValueCodec(parse_schema(state.schema), where)
+    match state.kind:
+        case "value" | "reducing" | "aggregating":
+            data = backend.get(stored)
+            found = [] if data is None else [(stored, data)]
+            return next((codec.decode(value) for _, value in _living(iter(found), state, now_ms)), None)
+        case "list":
+            entries = _living(backend.scan(stored, prefix_end(stored)), state, now_ms)
+            return [value for _, data in entries for value in codec.decode_list(data)]
+        case "map":
+            key_codec = ValueCodec(parse_schema(state.key_schema or ""), f"{where}, map key", canonical=True)
+            entries = _living(backend.scan(stored, prefix_end(stored)), state, now_ms)
+            return {_hashable(key_codec.decode(at[len(stored) :])): codec.decode(data) for at, data in entries}
+        case _:
+            raise StrandlineError(f"{where} is of kind {state.kind}, which cannot be read for one key")
+
+
+def read_timers(backend: StateBackend, key: bytes) -> list[int]:
+    """The times of the key's timers by the last commit, ascending."""
+    prefix = times_prefix(key)
+    return [time_of(stored[len(prefix) :]) for stored, _ in backend.scan(prefix, prefix_end(prefix))]
+
+
+def _living(
+    entries: Iterator[tuple[bytes, bytes]], state: StateDescriptor, now_ms: int
+) -> Iterator[tuple[bytes, bytes]]:
+    if state.ttl_ms is None:
+        return entries
+    now = stamp_of(now_ms)
+    return ((key, data[STAMP_BYTES:]) for key, data in entries if data[:STAMP_BYTES] > now)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value

@@ -1,0 +1,353 @@
+"""The command line: what it prints, what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline
+from strandline.admin.cli import main as cli
+from strandline.checkpoint.metadata import (
+    FileHandle,
+    StateFile,
+    SubtaskState,
+    encode,
+)
+from strandline.runtime.driver.restore.job_log import JobLogStore
+from strandline.storage import JobPaths
+from strandline.storage.local import LocalStorage
+from tests.factories import checkpoint_metadata
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command printed."""
+
+    stdout: str
+    stderr: str
+
+
+def strandline_cli(*arguments: str | Path, code: int = 0) -> Ended:
+    """Run the command in this process, and check its exit code."""
+    output, errors = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+    ):
+        patch.setattr(sys, "argv", ["strandline", *map(str, arguments)])
+        patch.setenv("COLUMNS", "80")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    assert (ended.value.code or 0) == code, output.getvalue() + errors.getvalue()
+    return Ended(output.getvalue(), errors.getvalue())
+
+
+def in_its_own_process(*arguments: str | Path, code: int = 0) -> Ended:
+    """Run the command as a user does, and check its exit code."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "strandline.admin.cli.main", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return Ended(ended.stdout, ended.stderr)
+
+
+def facts_of(*arguments: str | Path, code: int = 0) -> Any:
+    return json.loads(strandline_cli(*arguments, "--json", code=code).stdout)
+
+
+def test_version() -> None:
+    assert strandline_cli("version").stdout.strip() == strandline.__version__
+
+
+def test_help_names_every_command() -> None:
+    text = strandline_cli("--help").stdout
+    for command in ("demo", "bench", "checkpoints", "version"):
+        assert command in text
+
+
+def test_an_error_is_one_message_without_a_traceback() -> None:
+    ended = in_its_own_process("demo", "--rows", "5", "--users", "6", code=1)
+    assert ended.stdout == ""
+    assert ended.stderr.strip() == "error: --rows 5 is less than --users 6: every user clicks at least once"
+
+
+def test_debug_shows_the_traceback_of_an_error() -> None:
+    assert "Traceback" in in_its_own_process("--debug", "demo", "--rows", "5", "--users", "6", code=1).stderr
+
+
+def test_an_unknown_command_or_option_is_a_usage_error() -> None:
+    assert "No such command" in strandline_cli("dmeo", code=2).stderr
+    assert "No such option" in strandline_cli("demo", "--rowz", "5", code=2).stderr
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "verify"])
+def test_a_folder_without_checkpoints_is_an_error_that_says_what_to_give(tmp_path: Path, command: str) -> None:
+    (tmp_path / "file").write_text("something else")
+    for place in (tmp_path, tmp_path / "missing"):
+        text = strandline_cli("checkpoints", command, place, code=1).stderr
+        assert str(place) in text
+        assert "checkpoint_dir/job" in text
+        assert "Traceback" not in text
+
+
+@pytest.fixture(scope="class")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small demo, with the checkpoints of its job."""
+    folder = tmp_path_factory.mktemp("demo") / "kept"
+    in_its_own_process("demo", "--rows", "9000", "--users", "1000", "--no-kill", "--plain", "--keep", folder)
+    return folder
+
+
+@pytest.mark.spark
+class TestTheCheckpointsOfADemo:
+    """Of one demo, which takes a while."""
+
+    @pytest.fixture
+    def checkpoints(self, kept: Path, tmp_path: Path) -> Path:
+        """A copy of the kept checkpoints that a test may damage."""
+        return Path(shutil.copytree(kept / "checkpoints", tmp_path / "checkpoints"))
+
+    def test_ls_gives_the_retained_checkpoints_of_a_job_or_of_a_checkpoint_dir(self, kept: Path) -> None:
+        found = facts_of("checkpoints", "ls", kept / "checkpoints" / "clicks")
+        assert found == facts_of("checkpoints", "ls", f"{kept}/checkpoints/")
+        assert 1 <= len(found) <= 3
+        assert [checkpoint["id"] for checkpoint in found] == sorted(checkpoint["id"] for checkpoint in found)
+        assert [checkpoint["latest"] for checkpoint in found] == [False] * (len(found) - 1) + [True]
+        newest = found[-1]
+        assert newest["job"] == "clicks"
+        assert newest["generation"] == 1
+        assert newest["files"] > 0
+        assert newest["full_bytes"] > 0
+        assert newest["time"] >= found[0]["time"] > 0
+        assert newest["batch"] >= found[0]["batch"]
+        assert Path(newest["path"], "_metadata").is_file()
+        assert newest["problem"] is None
+
+        text = strandline_cli("checkpoints", "ls", kept / "checkpoints").stdout
+        assert f"chk-{newest['id']} newest" in text
+        assert str(kept / "checkpoints" / "clicks") in text
+
+    def test_show_gives_the_subtasks_and_files_of_a_checkpoint(self, kept: Path) -> None:
+        place = kept / "checkpoints" / "clicks"
+        newest = facts_of("checkpoints", "ls", place)[-1]
+        shown = facts_of("checkpoints", "show", place)
+        assert shown == facts_of("checkpoints", "show", place, str(newest["id"]))
+        assert {name: shown[name] for name in ("id", "batch", "generation", "files", "full_bytes", "path")} == {
+            name: newest[name] for name in ("id", "batch", "generation", "files", "full_bytes", "path")
+        }
+        assert shown["operators"] == ["counts", "badges"]
+        assert [(s["operator"], s["subtask"], s["key_groups"]) for s in shown["subtasks"]] == [
+            (operator, subtask, groups)
+            for operator in ("counts", "badges")
+            for subtask, groups in ((0, [0, 64]), (1, [64, 128]))
+        ]
+        for subtask in shown["subtasks"]:
+            for file in subtask["files"]:
+                if file["path"] is not None:
+                    stored = (kept / "checkpoints" / file["path"]).stat().st_size
+                    assert file["offset"] + file["size"] <= stored == (file["whole"] or file["size"])
+        text = strandline_cli("checkpoints", "show", place).stdout
+        assert "job clicks" in text
+        assert "rocksdb" in text
+
+    def test_show_names_the_checkpoints_that_are_there_when_the_wanted_one_is_not(self, kept: Path) -> None:
+        text = strandline_cli("checkpoints", "show", kept / "checkpoints" / "clicks", "9999", code=1).stderr
+        newest = facts_of("checkpoints", "ls", kept / "checkpoints")[-1]["id"]
+        assert "no checkpoint 9999" in text
+        assert str(newest) in text
+
+    def test_several_jobs_in_a_checkpoint_dir_are_listed_and_told_apart(self, checkpoints: Path) -> None:
+        for name in ("clicks0", "clicks-2"):
+            shutil.copytree(checkpoints / "clicks", checkpoints / name)
+        (checkpoints / "zz not a job").mkdir()
+        (checkpoints / "zz not a job" / "file").touch()
+        jobs = {checkpoint["job"] for checkpoint in facts_of("checkpoints", "ls", checkpoints)}
+        assert jobs == {"clicks", "clicks0", "clicks-2"}
+        assert "choose one with --job" in strandline_cli("checkpoints", "show", checkpoints, code=1).stderr
+        assert "no job 'other'" in strandline_cli("checkpoints", "show", checkpoints, "--job", "other", code=1).stderr
+        assert facts_of("checkpoints", "show", checkpoints, "--job", "clicks0")["id"] > 0
+
+    def test_damaged_metadata_is_shown_as_a_problem_and_the_other_checkpoints_all_the_same(
+        self, checkpoints: Path
+    ) -> None:
+        before = facts_of("checkpoints", "ls", checkpoints)
+        metadata = Path(before[-1]["path"], "_metadata")
+        metadata.write_bytes(metadata.read_bytes()[:-3])
+        after = facts_of("checkpoints", "ls", checkpoints, code=1)
+        assert after[:-1] == before[:-1]
+        assert "truncated" in after[-1]["problem"]
+        assert "truncated" in strandline_cli("checkpoints", "ls", checkpoints, code=1).stdout
+        assert "truncated" in strandline_cli("checkpoints", "show", checkpoints, code=1).stderr
+        metadata.unlink()
+        assert "is missing" in facts_of("checkpoints", "ls", checkpoints, code=1)[-1]["problem"]
+
+
+def test_a_storage_option_that_is_no_pair_is_refused(tmp_path: Path) -> None:
+    assert "KEY=VALUE" in strandline_cli("checkpoints", "ls", tmp_path, "-o", "endpoint", code=1).stderr
+
+
+# --- verify and gc, on a folder made by hand ---------------------------------------------------------
+
+PATHS = JobPaths("visits")
+FILES = {PATHS.shared("a"): b"a" * 3_000_000, PATHS.shared("b"): b"bb", PATHS.exclusive(2, "own"): b"own"}
+LONG_AGO = time.time() - 86_400
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path) -> Path:
+    """A checkpoint_dir with checkpoints 1 and 2 of a job that share a file; and an orphan, a day old."""
+    root = tmp_path / "by hand"
+    storage = LocalStorage(str(root))
+    store = JobLogStore(storage, PATHS)
+    store.load()
+    store.take_over()
+    orphan = PATHS.shared("orphan")
+    for path, data in {**FILES, orphan: b"left"}.items():
+        storage.write(path, data)
+    os.utime(root / orphan, (LONG_AGO, LONG_AGO))
+    a, b, own = FILES
+    for number, paths in ((1, [a]), (2, [a, b, own])):
+        files = tuple(
+            StateFile(path, path, True, FileHandle(path, len(FILES[path]), f"crc32:{zlib.crc32(FILES[path]):08x}"))
+            for path in paths
+        )
+        subtask = SubtaskState("count", 0, 0, 128, "rocksdb", True, files)
+        metadata = checkpoint_metadata(number, operators=("count",), subtasks=(subtask,))
+        storage.write(PATHS.metadata(number), encode(metadata))
+        store.complete(number, PATHS.metadata(number), number, tuple(range(1, number + 1)), ())
+    return root
+
+
+def test_verify_takes_a_checkpoint_its_metadata_a_job_or_a_checkpoint_dir(
+    by_hand: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = by_hand / "visits" / "chk-2"
+    found = facts_of("checkpoints", "verify", by_hand)
+    assert found == facts_of("checkpoints", "verify", by_hand / "visits")
+    assert [(checkpoint["id"], checkpoint["files"], checkpoint["damage"]) for checkpoint in found] == [
+        (1, 1, []),
+        (2, 3, []),
+    ]
+    assert found[1]["bytes"] == sum(map(len, FILES.values()))
+    assert found[1]["path"] == str(two)
+    monkeypatch.chdir(by_hand / "visits")
+    for place in (two, f"{two}/", two / "_metadata", two.as_uri(), "chk-2", "chk-2/_metadata"):
+        assert facts_of("checkpoints", "verify", place) == found[1:]
+    assert (
+        "✔ checkpoint 2 of job visits: 3 files, 3.0 MB, all whole"
+        in strandline_cli("checkpoints", "verify", two).stdout
+    )
+
+
+def test_verify_reports_every_damaged_or_missing_file_of_every_checkpoint(by_hand: Path) -> None:
+    a, b, own = FILES
+    (by_hand / a).write_bytes(FILES[a][:-1] + b"x")
+    (by_hand / b).write_bytes(b"b")
+    (by_hand / own).unlink()
+    one, two = facts_of("checkpoints", "verify", by_hand, code=1)
+    assert [damage["path"] for damage in one["damage"]] == [a]
+    problems = {damage["path"]: damage["problem"] for damage in two["damage"]}
+    assert problems.keys() == FILES.keys()
+    assert "checksum" in problems[a]
+    assert problems[b] == "has 1 bytes instead of 2"
+    assert problems[own] == "is missing"
+    text = strandline_cli("checkpoints", "verify", by_hand / "visits" / "chk-2", code=1).stdout
+    assert "✖ checkpoint 2" in text
+    assert f"{own} is missing (operator count, subtask 0)" in text
+
+
+def test_verify_reports_metadata_that_is_damaged_or_missing(by_hand: Path) -> None:
+    metadata = by_hand / PATHS.metadata(2)
+    metadata.write_bytes(metadata.read_bytes()[:-1])
+    for place in (by_hand, metadata):
+        last = facts_of("checkpoints", "verify", place, code=1)[-1]
+        assert [damage["path"] for damage in last["damage"]] == [PATHS.metadata(2)]
+        assert "truncated" in last["damage"][0]["problem"]
+    metadata.unlink()
+    assert facts_of("checkpoints", "verify", by_hand, code=1)[-1]["damage"][0]["problem"] == "is missing"
+    text = strandline_cli("checkpoints", "verify", metadata.parent, code=1).stderr
+    assert "no completed checkpoint" in text
+    assert "checkpoints ls" in text
+
+
+def test_verify_needs_no_log_for_the_copy_of_a_checkpoint(by_hand: Path) -> None:
+    shutil.rmtree(by_hand / "visits" / "log")
+    assert facts_of("checkpoints", "verify", by_hand / "visits" / "chk-1")[0]["files"] == 1
+
+
+def test_verify_reads_an_object_store_through_a_scratch_folder(by_hand: Path) -> None:
+    """Any storage that is not a local folder is read by downloading."""
+    from strandline.admin.verification import Verification
+    from strandline.storage.object_store import ObjectStorage
+
+    storage = ObjectStorage(by_hand.as_uri())
+    assert not any(checkpoint.damage for checkpoint in Verification(storage, "visits").run())
+    (by_hand / PATHS.shared("b")).unlink()
+    found = Verification(storage, "visits", 2).run()
+    assert [(damage.path, damage.problem) for damage in found[0].damage] == [(PATHS.shared("b"), "is missing")]
+
+
+def test_gc_wants_to_be_told_whether_to_list_or_to_delete(by_hand: Path) -> None:
+    for choice in ([], ["--dry-run", "--yes"]):
+        text = strandline_cli("checkpoints", "gc", by_hand, *choice, code=1).stderr
+        assert "--dry-run lists" in text
+        assert "--yes deletes" in text
+    assert "does not go with" in strandline_cli("checkpoints", "gc", by_hand, "--dry-run", "--take-over", code=1).stderr
+    assert "--min-age" in strandline_cli("checkpoints", "gc", by_hand, "--yes", "--min-age", "old", code=1).stderr
+    assert (by_hand / PATHS.shared("orphan")).is_file()
+
+
+def test_gc_lists_orphans_then_deletes_them(by_hand: Path) -> None:
+    orphan = PATHS.shared("orphan")
+    listed = facts_of("checkpoints", "gc", by_hand / "visits", "--dry-run")
+    assert [(file["path"], file["size"]) for file in listed["orphans"]] == [(orphan, 4)]
+    assert (listed["deleted"], listed["orphan_bytes"], listed["retained"], listed["referenced"]) == (
+        False,
+        4,
+        [1, 2],
+        5,
+    )
+    text = strandline_cli("checkpoints", "gc", by_hand, "--job", "visits", "--dry-run").stdout
+    assert orphan in text
+    assert "1 orphans of 4 B found" in text
+    assert (by_hand / orphan).is_file()
+    assert "1 orphans of 4 B deleted" in strandline_cli("checkpoints", "gc", by_hand, "--yes").stdout
+    assert not (by_hand / orphan).exists()
+    assert facts_of("checkpoints", "gc", by_hand, "--yes")["orphans"] == []
+    assert not any(checkpoint["damage"] for checkpoint in facts_of("checkpoints", "verify", by_hand))
+
+
+def test_gc_keeps_what_a_live_run_may_need_unless_it_takes_the_job_over(by_hand: Path) -> None:
+    new = by_hand / PATHS.shared("new")
+    new.write_bytes(b"new")
+    kept = facts_of("checkpoints", "gc", by_hand, "--yes", "--min-age", "0")["kept"]
+    assert kept["possibly_live"] == [PATHS.shared("new")]
+    assert "--take-over" in strandline_cli("checkpoints", "gc", by_hand, "--dry-run").stdout
+    assert "younger than --min-age" in strandline_cli("checkpoints", "gc", by_hand, "--yes", "--take-over").stdout
+    assert new.is_file()
+    strandline_cli("checkpoints", "gc", by_hand, "--yes", "--take-over", "--min-age", "0s")
+    assert not new.exists()
+
+
+def test_gc_deletes_nothing_while_a_retained_checkpoint_cannot_be_read(by_hand: Path) -> None:
+    (by_hand / PATHS.metadata(1)).unlink()
+    text = strandline_cli("checkpoints", "gc", by_hand, "--yes", code=1).stderr
+    assert "nothing was deleted" in text
+    assert "chk-1/_metadata is missing" in text
+    assert (by_hand / PATHS.shared("orphan")).is_file()

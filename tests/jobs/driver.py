@@ -1,0 +1,93 @@
+"""A driver in a process of its own, to be killed: runs the job of `Place.sums` until it is told that it is enough."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+class Driver:
+    """Starts and kills the process; as a context, leaves none behind."""
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        self.root = root
+        self.options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._facts = root / "driver.json"
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self.running():
+            self.kill()
+
+    def start(self) -> None:
+        self._facts.unlink(missing_ok=True)
+        with (self.root / "driver.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.jobs.driver", str(self.root), json.dumps(self.options)],
+                cwd=Path(__file__).parents[2],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def pids(self) -> list[int]:
+        """Task managers and slots of the run, once it has begun."""
+        return list(json.loads(self._facts.read_text())["pids"]) if self._facts.exists() else []
+
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL to the driver and its JVM: everything that a machine's loss of the driver would take."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def finish(self) -> None:
+        """Ask for an orderly end, and wait for it."""
+        assert self._process is not None
+        (self.root / "enough").touch()
+        assert self._process.wait(timeout=120) == 0, (self.root / "driver.log").read_text()[-3000:]
+
+
+def main() -> None:
+    import time
+
+    from tests.jobs.conftest import Place, start_spark
+
+    root = Path(sys.argv[1])
+    options = json.loads(sys.argv[2])
+    spark = start_spark()
+    place = Place(root, spark)
+    faults = options.pop("faults", None)
+    job = place.sums(**options)
+    if faults is not None:
+        config = place.config(**options).replace(
+            checkpoint_dir=f"faulty+file://{place.checkpoints}", storage_options=faults
+        )
+        job = place.sums(config=config, sink=f"faulty+file://{place.output}")
+    run = job.start()
+    described = run.processes()
+    pids = [m["pid"] for m in described.values()] + [s["pid"] for m in described.values() for s in m["slots"].values()]
+    temporary = root / "driver.tmp"
+    temporary.write_text(json.dumps({"pids": pids}))
+    temporary.replace(root / "driver.json")
+    while not (root / "enough").exists():
+        time.sleep(0.1)
+        if run.await_termination(timeout=0):
+            raise SystemExit(1)
+    run.process_all_available()
+    run.stop()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

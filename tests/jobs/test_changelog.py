@@ -1,0 +1,239 @@
+"""Jobs with the changelog: lost hosts cost only their own subtasks, and results never show what happened."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.admin.garbage import delete_garbage, find_garbage
+from strandline.admin.verification import Verification
+from strandline.checkpoint.metadata import all_files
+from strandline.storage import LocalStorage
+from strandline.storage.elsewhere import inner_path, list_located
+from tests.jobs.conftest import Place, running_sums, wait_until
+from tests.jobs.driver import Driver
+from tests.jobs.test_driver_kills import DELETED, WON
+from tests.jobs.test_recovery import Slow, batches, kill_now_and_then, manager_pids, slot_pids
+from tests.jobs.test_restore import chk, files_of, metadata
+
+pytestmark = [pytest.mark.spark, pytest.mark.faults]
+
+LOG: dict[str, Any] = {"changelog": True, "materialization_interval": "700ms", "checkpoint_interval": "100ms"}
+
+
+def slot_pid(run: sl.JobRun, index: int) -> int:
+    (pid,) = [m["slots"][index]["pid"] for m in run.processes().values() if index in m["slots"]]
+    return int(pid)
+
+
+def lose_slot(place: Place, run: sl.JobRun, index: int) -> None:
+    """Kill a slot, and delete everything that it has on local disk, as the loss of its host would."""
+    pid = slot_pid(run, index)
+    (folder,) = (place.root / "local").glob(f"strandline/visits/*/gen-*/slot-{index}")
+    os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(folder)
+
+
+def check_storage(place: Place) -> None:
+    """Every file of the retained checkpoints is there and sound, and nothing else after a collection."""
+    storage = LocalStorage(str(place.checkpoints))
+    delete_garbage(storage, find_garbage(storage, "visits", now=time.time() + 10, min_age=0, take_over=True))
+    verification = Verification(storage, "visits")
+    assert all(found.damage == () for found in verification.run())
+    needed = [handle.path for handle in verification.handles]
+    left = {file.path for file in list_located(storage, "visits", needed) if "/log/" not in inner_path(file.path)}
+    assert {path for path in left if not path.endswith("/_metadata")} == {h.path for h in verification.handles}
+
+
+def test_a_slot_that_is_lost_with_its_files_is_rebuilt_alone_and_the_query_goes_on(
+    place: Place, runs: list[sl.JobRun]
+) -> None:
+    data = batches(9)
+    # Only what is committed after the last checkpoint is in doubt: there is one checkpoint, by hand.
+    run = place.sums(**{**LOG, "checkpoint_interval": "1h"}, restart_strategy="none").start()
+    runs.append(run)
+    for count, rows in enumerate(data[:6], 1):
+        place.write(rows)
+        wait_until(lambda count=count: run.figures()["batches"] == count, what="a batch")
+        if count == 3:
+            run.trigger_checkpoint()
+    query = place.spark.streams.active[0].runId
+    other = slot_pid(run, 1)
+    lose_slot(place, run, 0)
+    for rows in data[6:]:
+        place.write(rows)
+    run.process_all_available()
+
+    assert place.rows() == running_sums(data)
+    (recovery,) = run.recoveries()
+    assert (recovery.kind, recovery.slots) == ("slots", (0,))
+    assert recovery.durable_bytes > 0
+    assert recovery.local_bytes == 0
+    assert place.spark.streams.active[0].runId == query
+    assert slot_pid(run, 1) == other
+    figures = run.figures()
+    assert (figures["generation"], figures["replaced_slots"]) == (1, 1)
+    run.stop()
+    check_storage(place)
+
+
+@pytest.mark.parametrize(
+    ("victims", "backend"), [(manager_pids, "rocksdb"), pytest.param(slot_pids, "heap", marks=pytest.mark.slow)]
+)
+def test_killed_processes_with_the_changelog(
+    place: Place, runs: list[sl.JobRun], victims: Callable[[sl.JobRun], list[int]], backend: str
+) -> None:
+    data = batches(14, seed=11)
+    for rows in data[:3]:
+        place.write(rows)
+    run = place.sums(Slow(), **LOG, restart_strategy="none", state_backend=backend).start()
+    runs.append(run)
+    wait_until(lambda: run.figures()["batches"] >= 1, what="the first batch")
+
+    def feed() -> None:
+        for rows in data[3:]:
+            place.write(rows)
+            time.sleep(0.25)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    kill_now_and_then(run, victims, times=3, seed=5)
+    feeder.join()
+    run.process_all_available()
+    figures = run.figures()
+    run.stop()
+    assert (figures["restarts"], figures["generation"]) == (0, 1)
+    assert figures["replaced_slots"] >= 1
+    assert all(recovery.kind == "slots" for recovery in run.recoveries())
+    assert place.rows() == running_sums(data)
+    check_storage(place)
+
+
+@pytest.mark.slow  # drivers are killed at random in every run: test_driver_kills.py
+@pytest.mark.timeout(600)
+def test_a_driver_killed_with_the_changelog_on(place: Place) -> None:
+    moments = (WON, DELETED)
+    data = batches(3 * len(moments), seed=8)
+    switch = place.root / "on"
+    faults = {"switch": str(switch), "journal": str(place.root / "journal")}
+    for number, moment in enumerate(moments):
+        driver = Driver(place.root, **LOG, faults={**faults, "kill_pattern": moment})
+        driver.start()
+        wait_until(lambda driver=driver: driver.pids() or not driver.running(), seconds=90, what="the driver")
+        switch.touch()
+        for rows in data[3 * number : 3 * number + 3]:
+            place.write(rows)
+            time.sleep(0.5)
+        wait_until(lambda driver=driver: not driver.running(), seconds=60, what=f"the kill {moment}")
+        driver.kill()
+        switch.unlink()
+        assert set(place.rows()) <= set(running_sums(data)), moment
+    driver = Driver(place.root, **LOG, faults=faults)
+    driver.start()
+    driver.finish()
+    assert place.rows() == running_sums(data)
+    check_storage(place)
+
+
+def test_the_changelog_is_switched_on_and_off_between_runs_over_the_same_state(
+    place: Place, runs: list[sl.JobRun]
+) -> None:
+    data = batches(10, users=15, rows=40)
+    modes = [
+        {"changelog": True, "state_backend": "heap"},
+        {"changelog": False},
+        {"changelog": True},
+        {"changelog": True, "state_backend": "heap", "incremental": False},
+        {"changelog": False, "state_backend": "heap"},
+    ]
+    for number, mode in enumerate(modes):
+        run = place.sums(**{**LOG, **mode}).start()
+        runs.append(run)
+        for rows in data[2 * number : 2 * number + 2]:
+            place.write(rows)
+            run.process_all_available()
+        logged = any(file.is_log for _state, file in all_files(metadata(Path(str(run.checkpoints()[-1].path)).parent)))
+        if not mode["changelog"]:
+            assert not logged
+        run.stop() if number % 2 else run.cancel()
+        assert place.rows() == running_sums(data[: 2 * number + 2])
+    check_storage(place)
+
+
+@pytest.mark.slow
+def test_no_claim_and_overlapping_checkpoints_work_with_the_changelog(place: Place, runs: list[sl.JobRun]) -> None:
+    """What the original cannot do."""
+    data = batches(6, users=20, rows=50)
+    options = {**LOG, "max_concurrent_checkpoints": 3, "num_retained": 2, "materialization_interval": "1h"}
+    run = place.sums(**options).start()
+    runs.append(run)
+    for rows in data[:3]:
+        place.write(rows)
+        run.process_all_available()
+    newest = run.checkpoints()[-1].id
+    run.cancel()
+    origin = files_of(place, chk(place, newest))
+    assert any(file.is_log for _state, file in all_files(metadata(chk(place, newest))))
+
+    options["changelog_dir"] = str(place.root / "log")
+    run = place.sums(**options).start(restore=chk(place, newest), claim_mode="no_claim")
+    runs.append(run)
+    for rows in data[3:]:
+        place.write(rows)
+        run.process_all_available()
+    assert place.rows() == running_sums(data)
+    mine = [checkpoint for checkpoint in run.checkpoints() if checkpoint.status == "completed"]
+    for checkpoint in mine[-2:]:
+        assert not files_of(place, chk(place, checkpoint.id)).keys() & origin.keys()
+    assert files_of(place, chk(place, newest)) == origin
+    run.stop()
+    # The log of the second run has a storage of its own: files there are found, verified and collected, too.
+    assert list((place.root / "log").glob("visits/shared/*-log"))
+    verified = Verification(LocalStorage(str(place.checkpoints)), "visits").run()
+    assert [checkpoint.damage for checkpoint in verified] == [()] * len(verified)
+    run = place.sums(**options).start()
+    runs.append(run)
+    run.process_all_available()
+    assert place.rows() == running_sums(data)
+    run.stop()
+    check_storage(place)
+
+
+def test_uploads_that_fail_for_a_while_fail_checkpoints_and_lose_nothing(place: Place, runs: list[sl.JobRun]) -> None:
+    data = batches(6, users=20, rows=50)
+    switch = place.root / "broken"
+    config = place.config(
+        **LOG, tolerable_failed_checkpoints=-1, changelog_upload_attempts=2, changelog_upload_timeout="300ms"
+    ).replace(
+        checkpoint_dir=f"faulty+file://{place.checkpoints}",
+        storage_options={"switch": str(switch), "fail_pattern": "^(write|upload) .*-log$"},
+    )
+    run = place.sums(config=config).start()
+    runs.append(run)
+    place.write(data[0])
+    run.process_all_available()
+    switch.touch()
+    for count, rows in enumerate(data[1:4], 2):
+        place.write(rows)
+        wait_until(lambda count=count: run.figures()["batches"] == count, what="a batch without storage")
+    assert run.figures()["changelog"]["behind_bytes"] > 0
+    wait_until(lambda: any(c.status == "failed" for c in run.checkpoints()), what="a failed checkpoint")
+    assert place.rows() == running_sums(data[:1])
+    switch.unlink()
+    for rows in data[4:]:
+        place.write(rows)
+    run.process_all_available()
+    assert place.rows() == running_sums(data)
+    assert run.figures()["changelog"]["behind_bytes"] == 0
+    assert run.figures()["restarts"] == 0
+    run.stop()
+    check_storage(place)

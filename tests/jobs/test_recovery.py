@@ -1,0 +1,270 @@
+"""Processes die while a job runs; its results do not show it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import strandline as sl
+from strandline.errors import FencedError, SchemaError, StrandlineError, UserCodeError
+from tests.jobs.conftest import Place, Sum, running_sums, wait_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.faults]
+
+
+def batches(count: int, users: int = 40, rows: int = 300, seed: int = 7) -> list[list[tuple[str | None, int]]]:
+    chance = random.Random(seed)
+    return [[(f"u{chance.randrange(users)}", chance.randrange(1000)) for _ in range(rows)] for _ in range(count)]
+
+
+def slot_pids(run: sl.JobRun) -> list[int]:
+    return [slot["pid"] for manager in run.processes().values() for slot in manager["slots"].values() if slot["alive"]]
+
+
+def manager_pids(run: sl.JobRun) -> list[int]:
+    return [manager["pid"] for manager in run.processes().values()]
+
+
+def python_workers(_run: sl.JobRun) -> list[int]:
+    """Spark's Python workers: children of PySpark's daemon, which is a child of the JVM."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if all("pyspark.daemon" in " ".join(one.cmdline()) for one in (process, process.parent())):
+                found.append(process.pid)
+    return found
+
+
+class Slow(Sum):
+    """Leaves time to be killed in."""
+
+    def process(self, key: Any, rows: Any, context: Any) -> Any:
+        time.sleep(0.005)
+        yield from super().process(key, rows, context)
+
+
+def kill_now_and_then(run: sl.JobRun, victims: Callable[[sl.JobRun], list[int]], times: int, seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(times):
+        time.sleep(chance.uniform(0.05, 1.2))
+        pids = wait_until(lambda: victims(run), what="somebody to kill")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(chance.choice(pids), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("victims", "seed"),
+    [
+        pytest.param(slot_pids, 1, marks=pytest.mark.slow),
+        (slot_pids, 2),
+        pytest.param(manager_pids, 3, marks=pytest.mark.slow),  # with the changelog in every run: test_changelog.py
+        pytest.param(python_workers, 4, marks=pytest.mark.slow),
+    ],
+    ids=lambda v: getattr(v, "__name__", v),
+)
+def test_killed_processes_are_replaced_without_restarting_the_query(
+    place: Place, runs: list[sl.JobRun], victims: Callable[[sl.JobRun], list[int]], seed: int
+) -> None:
+    data = batches(14, seed=seed)
+    for batch in data[:3]:
+        place.write(batch)
+    run = place.sums(Slow(), restart_strategy="none").start()
+    runs.append(run)
+    wait_until(lambda: run.figures()["batches"] >= 1, what="the first batch")
+
+    def feed() -> None:
+        for batch in data[3:]:
+            place.write(batch)
+            time.sleep(0.25)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    kill_now_and_then(run, victims, times=4, seed=seed)
+    feeder.join()
+    run.process_all_available()
+    figures = run.figures()
+    run.stop()
+    assert figures["restarts"] == 0
+    assert figures["generation"] == 1
+    if victims is not python_workers:
+        assert figures["replaced_slots"] >= 1  # not 4: one may be killed again while it is being replaced
+    assert place.rows() == running_sums(data)
+
+
+def test_a_slot_that_dies_while_the_source_is_idle_is_replaced(place: Place, runs: list[sl.JobRun]) -> None:
+    data = batches(2)
+    place.write(data[0])
+    run = place.sums().start()
+    runs.append(run)
+    run.process_all_available()
+    victim = slot_pids(run)[0]
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: len(pids := slot_pids(run)) == 2 and victim not in pids, what="the replacement")
+    place.write(data[1])
+    run.process_all_available()
+    assert run.figures()["rounds_repeated"] == 0
+    assert place.rows() == running_sums(data)
+
+
+def test_a_slot_whose_local_files_are_gone_restarts_the_run_from_its_checkpoint(
+    place: Place, runs: list[sl.JobRun]
+) -> None:
+    data = batches(4)
+    local = place.root / "local"
+    place.write(data[0])
+    run = place.sums(local_dir=str(local), checkpoint_interval="1h").start()
+    runs.append(run)
+    run.process_all_available()
+    place.write(data[1])
+    wait_until(lambda: run.figures()["batches"] == 2, what="a batch that no checkpoint covers")
+    folder = next(local.glob("strandline/visits/*/gen-1/slot-0"))
+    victim = run.processes().popitem()[1]["slots"][0]["pid"]
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else None
+    os.kill(victim, signal.SIGKILL)
+    place.write(data[2])
+    wait_until(lambda: run.figures().get("generation") == 2, what="the restart")
+    place.write(data[3])
+    run.process_all_available()
+    assert run.figures()["restarts"] == 1
+    assert place.rows() == running_sums(data)
+
+
+def test_a_second_start_takes_over_and_the_first_stops_with_an_error_that_says_why(
+    place: Place, runs: list[sl.JobRun]
+) -> None:
+    data = batches(4)
+    place.write(data[0])
+    first = place.sums().start()
+    runs.append(first)
+    first.process_all_available()
+    second = place.sums().start()
+    runs.append(second)
+    place.write(data[1])
+    with pytest.raises(FencedError, match="took the job over as generation 2"):
+        first.await_termination(timeout=30)
+    assert first.status == "failed"
+    place.write(data[2])
+    second.process_all_available()
+    second.stop()
+    third = place.sums().start()
+    runs.append(third)
+    place.write(data[3])
+    third.process_all_available()
+    assert place.rows() == running_sums(data)
+
+
+@pytest.mark.slow
+def test_an_idle_first_run_learns_that_it_was_taken_over(place: Place, runs: list[sl.JobRun]) -> None:
+    place.write(batches(1)[0])
+    first = place.sums().start()
+    runs.append(first)
+    first.process_all_available()
+    second = place.sums().start()
+    runs.append(second)
+    with pytest.raises(FencedError):
+        first.await_termination(timeout=30)
+    second.stop()
+
+
+class Raises(Sum):
+    def process(self, key: Any, rows: Any, context: Any) -> Any:
+        for row in rows:
+            if row.x < 0:
+                raise ValueError(f"negative: {row.x}")
+        yield (*key, 1, 1)
+
+
+class WrongRow(Sum):
+    def process(self, key: Any, rows: Any, context: Any) -> Any:
+        yield (*key, "many", 1)
+
+
+BROKEN: list[tuple[sl.KeyedProcessor, type[StrandlineError], list[str]]] = [
+    (Raises(), UserCodeError, ["ValueError: negative: -1", "sums", "'bad'"]),
+    (WrongRow(), SchemaError, ["sums", "'many'", "n"]),
+]
+
+
+def test_errors_of_user_code_say_what_and_where_and_the_checkpoint_stays_usable(
+    place: Place, runs: list[sl.JobRun]
+) -> None:
+    good = batches(2)
+    place.write(good[0])
+    run = place.sums().start()
+    runs.append(run)
+    run.process_all_available()
+    run.stop()
+    place.write([("bad", -1)])
+    for processor, error, words in BROKEN:
+        broken = place.sums(processor).start()
+        runs.append(broken)
+        with pytest.raises(error) as caught:
+            broken.await_termination(timeout=60)
+        for word in words:
+            assert word in str(caught.value)
+        assert broken.status == "failed"
+        assert broken.processes() == {}
+        assert place.rows() == running_sums(good[:1])
+    mended = place.sums().start()
+    runs.append(mended)
+    place.write(good[1])
+    mended.process_all_available()
+    assert place.rows() == running_sums([good[0], [("bad", -1)], good[1]])
+
+
+def test_a_sink_function_that_raises_fails_the_run_with_its_traceback(place: Place, runs: list[sl.JobRun]) -> None:
+    def broken(rows: Any, batch_id: int) -> None:
+        raise RuntimeError("no such table")
+
+    place.write(batches(1)[0])
+    job = place.job()
+    job.source(place.source()).key_by("user").aggregate(n=sl.count()).sink(sl.ForeachBatchSink(broken))
+    run = job.start()
+    runs.append(run)
+    with pytest.raises(UserCodeError, match="no such table"):
+        run.await_termination(timeout=60)
+
+
+def test_restarts_are_bounded(place: Place, runs: list[sl.JobRun]) -> None:
+    """A failure that does not go away: the checkpoint folder cannot be written any more."""
+    data = batches(2)
+    place.write(data[0])
+    run = place.sums(restart_attempts=2, restart_strategy="fixed-delay").start()
+    runs.append(run)
+    run.process_all_available()
+    folder = place.checkpoints / "visits"
+    aside = place.checkpoints / "aside"
+    folder.rename(aside)
+    folder.write_text("in the way")
+    place.write(data[1])
+    with pytest.raises(StrandlineError):
+        run.await_termination(timeout=60)
+    folder.unlink()
+    aside.rename(folder)
+    again = place.sums().start()
+    runs.append(again)
+    again.process_all_available()
+    assert place.rows() == running_sums(data)
+
+
+def test_task_managers_end_when_their_driver_is_killed(place: Place, tmp_path: Path) -> None:
+    """See test_driver_kills for what the results look like; here only: nobody is left behind."""
+    from tests.jobs.driver import Driver
+
+    place.write(batches(1)[0])
+    with Driver(place.root) as driver:
+        driver.start()
+        pids = wait_until(driver.pids, seconds=60, what="the processes of the run")
+        driver.kill()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the end of all processes")

@@ -1,0 +1,100 @@
+"""Processors that were written for Spark run unchanged in a job, in both flavours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+import strandline as sl
+from strandline.errors import JobDefinitionError
+from tests.jobs.conftest import Place, running_sums, wait_until
+
+pytestmark = pytest.mark.spark
+
+ROWS = [[(f"user{n % 5}", n * 10 + batch) for n in range(8)] for batch in range(3)]
+OUTPUT = "user string, n long, s long"
+
+
+class SumRows(StatefulProcessor):
+    """Counts and sums per user, as one would for transformWithState."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.total = handle.getValueState("total", "n long, s long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n, s = self.total.get() or (0, 0)
+        for row in rows:
+            n, s = n + 1, s + row.x
+        self.total.update((n, s))
+        yield Row(user=key[0], n=n, s=s)
+
+    def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:
+        self.total.update((initialState.n, initialState.s))
+
+    def close(self) -> None:
+        pass
+
+
+class SumFrames(SumRows):
+    """The same for transformWithStateInPandas, with a timer that says good-bye."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # type: ignore[override]
+        n, s = self.total.get() or (0, 0)
+        for frame in rows:
+            n, s = n + len(frame), s + int(frame["x"].sum())
+        self.total.update((n, s))
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 1)
+        yield pd.DataFrame({"user": [key[0]], "n": [n], "s": [s]})
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"user": [f"bye {key[0]}"], "n": [0], "s": [0]})
+
+
+def start(place: Place, processor: StatefulProcessor, **options: Any) -> sl.JobRun:
+    job = place.job()
+    stream = job.source(place.source()).key_by("user")
+    stream.process(processor, OUTPUT, uid="sums", **options).sink(sl.ParquetSink(str(place.output)))
+    return job.start()
+
+
+def test_the_row_flavour_with_initial_state_and_a_restart(place: Place, runs: list[sl.JobRun]) -> None:
+    before = place.spark.createDataFrame([("user0", 100, 1000), ("gone", 7, 7)], "user string, n long, s long")
+    for rows in ROWS:
+        run = start(place, SumRows(), initial_state=before)
+        runs.append(run)
+        place.write(rows)
+        run.process_all_available()
+        assert run.query("sums", "total", "gone") == (7, 7)
+        run.cancel()
+
+    def shifted(row: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (row[0], row[1] + 100, row[2] + 1000) if row[0] == "user0" else row
+
+    assert place.rows() == sorted(map(shifted, running_sums(ROWS)), key=repr)
+
+
+def test_the_pandas_flavour_with_timers_for_keys_without_rows(place: Place, runs: list[sl.JobRun]) -> None:
+    run = start(place, SumFrames(), rows="pandas", time_mode="ProcessingTime")
+    runs.append(run)
+    for rows in ROWS:
+        place.write(rows)
+    run.process_all_available()
+    users = {user for rows in ROWS for user, _x in rows}
+    wait_until(lambda: {row[0] for row in place.rows() if row[1] == 0} == {f"bye {u}" for u in users}, what="timers")
+    assert [row for row in place.rows() if row[1]] == running_sums(ROWS)
+
+
+def test_what_does_not_fit_is_refused_when_the_job_is_built(place: Place) -> None:
+    keyed = place.job().source(place.source()).key_by("user")
+    with pytest.raises(JobDefinitionError, match="rows='row' or 'pandas', not 'arrow'"):
+        keyed.process(SumRows(), OUTPUT, rows="arrow")
+    with pytest.raises(JobDefinitionError, match="initial_state must be a batch DataFrame with the key columns user"):
+        keyed.process(SumRows(), OUTPUT, initial_state=place.spark.range(3))
+    with pytest.raises(JobDefinitionError, match="late= and side_outputs= are for a KeyedProcessor"):
+        keyed.process(SumRows(), OUTPUT, late="keep")

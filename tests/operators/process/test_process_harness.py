@@ -1,0 +1,112 @@
+"""The harness runs a processor as a slot would, and its own mistakes are told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+
+from strandline.errors import SchemaError, StrandlineError
+from strandline.operators.process.keyed_process import KeyedProcessor
+from strandline.testing import ProcessorHarness
+
+
+class CountVisits(KeyedProcessor):
+    """Counts visits, and begins anew after an hour without one."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+        self.calls = 0
+
+    def open(self, context: Any) -> None:
+        self.visits = context.value_state("visits", "long")
+
+    def process(self, key: Any, rows: Iterator[Any], context: Any) -> Iterator[Any]:
+        self.calls += 1
+        for timer in context.list_timers():
+            context.delete_timer(timer)
+        self.visits.update((self.visits.get() or 0) + sum(1 for _ in rows))
+        context.register_timer(context.processing_time + 3_600_000)
+        yield (*key, self.visits.get())
+
+    def on_timer(self, key: Any, timestamp: int, context: Any) -> Iterator[Any]:
+        self.visits.clear()
+        yield (*key, 0)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def visits(processor: KeyedProcessor | None = None) -> ProcessorHarness:
+    return ProcessorHarness(
+        processor or CountVisits(),
+        input_schema="user string, at timestamp",
+        key="user",
+        output_schema="user string, n long",
+        time_mode="processing",
+    )
+
+
+def test_the_example_of_its_documentation_is_true() -> None:
+    with visits() as h:
+        assert h.process([("ann", None), {"user": "bob"}]) == [("ann", 1), ("bob", 1)]
+        assert h.state("visits", "ann") == 1
+        assert h.timers("ann") == [3_600_000]
+        h.restart()
+        assert sorted(h.advance_processing_time("1h")) == [("ann", 0), ("bob", 0)]
+
+
+def test_rows_come_back_with_names_and_in_the_order_of_their_keys_first_row() -> None:
+    with visits() as h:
+        made = h.process([("b", None), Row(user="a", at=datetime(2024, 1, 1)), ["b", None]])
+        assert [(row.user, row.n) for row in made] == [("b", 2), ("a", 1)]
+
+
+def test_a_lost_batch_leaves_nothing_and_runs_again() -> None:
+    with visits() as h:
+        for commit in (False, False, True):
+            assert h.process([("ann", None)], commit=commit) == [("ann", 1)]
+        assert h.advance_processing_time("1h", commit=False) == [("ann", 0)]
+        assert h.state("visits", "ann") == 1
+        assert h.processing_time_ms == 0
+        assert h.process([("ann", None)]) == [("ann", 2)]
+
+
+def test_a_restart_runs_a_fresh_copy_over_the_same_state() -> None:
+    first = CountVisits()
+    with visits(first) as h:
+        h.process([("ann", None)])
+        h.restart()
+        assert h.process([("ann", None)]) == [("ann", 2)]
+        assert isinstance(h.processor, CountVisits)
+        assert (first.closed, first.calls, h.processor.calls) == (1, 1, 1)
+    h.close()
+    assert h.processor.closed == 1
+
+
+def test_the_harness_says_what_is_wrong_with_a_question() -> None:
+    with visits() as h:
+        with pytest.raises(StrandlineError, match="no state 'visit'; the processor declared visits"):
+            h.state("visit", "ann")
+        with pytest.raises(StrandlineError, match="no side output 'late' among none"):
+            h.side("late")
+        with pytest.raises(SchemaError, match=r"a key has 1 values \(user\), got 2"):
+            h.state("visits", ("ann", 1))
+        with pytest.raises(SchemaError, match="the test's input, key of row 1: output column 'user'"):
+            h.process([("ann", None), (7, None)])
+        h.advance_watermark(10)
+        with pytest.raises(StrandlineError, match="a watermark never goes back: it is at 10"):
+            h.advance_watermark(9)
+
+
+def test_a_processor_that_cannot_be_copied_runs_but_does_not_restart() -> None:
+    stuck = CountVisits()
+    stuck.lock = threading.Lock()  # type: ignore[attr-defined]
+    with visits(stuck) as h:
+        assert h.process([("ann", None)]) == [("ann", 1)]
+        with pytest.raises(StrandlineError, match="cannot be restarted"):
+            h.restart()

@@ -1,0 +1,285 @@
+"""A task manager with its slots in this process: real slots, a real changelog, and no wires between them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from strandline.checkpoint.metadata import StateFile
+from strandline.checkpoint.pending import SubtaskAck
+from strandline.operators.base import BatchInfo, Operator, SubtaskInfo
+from strandline.runtime.protocol.folders import run_folder, slot_folder
+from strandline.runtime.protocol.messages import (
+    BackendSettings,
+    BatchTime,
+    ChangelogSettings,
+    ExchangeHeader,
+    OperatorSpec,
+    RunInfo,
+    Sealed,
+    SlotSpec,
+    SnapshotReport,
+    StorageSettings,
+    UploadSettings,
+)
+from strandline.runtime.slot.process import Slot
+from strandline.runtime.taskmanager.changelog.task_log import Barrier, TaskLog
+from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, SubtaskSnapshot
+from strandline.state.batch.changes import ChangeSet
+from strandline.state.coding.keys import key_group_range
+from strandline.storage import Storage
+
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where it exists, nothing waits for a disk: what a sync is good for is not what is tried here."""
+JOB = "log"
+PARALLELISM = 2
+GROUPS = 4
+
+Subtask = tuple[str, int]
+State = dict[bytes, bytes]
+Changes = Mapping[bytes, bytes | None]
+
+_ROWS = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+
+
+class Puts(Operator):
+    """Its rows are changes of its state."""
+
+    output_schema = pa.schema([])
+    key_columns = ()
+    sorted_input = False
+
+    def __init__(self, uid: str) -> None:
+        self.uid = uid
+
+    def open(self, info: SubtaskInfo) -> None: ...
+
+    def states(self) -> list[Any]:
+        return []
+
+    def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
+        for some in rows:
+            changes.put_many(some.column(0).to_pylist(), some.column(1).to_pylist())
+        return iter(())
+
+
+def key(index: int, name: str) -> bytes:
+    """A key that belongs to subtask `index`."""
+    return key_group_range(index, PARALLELISM, GROUPS).start.to_bytes(2, "big") + name.encode()
+
+
+def run_info(
+    folder: Path, storage: Storage, changelog: ChangelogSettings | None, run_id: str = "run", inline_bytes: int = 0
+) -> RunInfo:
+    return RunInfo(
+        job=JOB,
+        run_id=run_id,
+        secret="secret",
+        coordinator=[],
+        local_dir=str(folder / "local"),
+        bind_host="127.0.0.1",
+        heartbeat_timeout=8.0,
+        storage=StorageSettings(storage.url, {}),
+        sys_path=[],
+        uploads=UploadSettings(inline_bytes=inline_bytes),
+        changelog=changelog,
+    )
+
+
+def slot_spec(run: RunInfo, index: int, uids: tuple[str, ...] = ("op",), kind: str = "heap", **more: Any) -> SlotSpec:
+    """A slot that begins without state, but for what `more` says."""
+    plain = SlotSpec(
+        run=run,
+        generation=1,
+        index=index,
+        incarnation=1,
+        parallelism=PARALLELISM,
+        max_parallelism=GROUPS,
+        backend=BackendSettings(kind, 8 << 20, 1 << 20, True, "lz4"),
+        operators=[OperatorSpec(uid, pickle.dumps(Puts(uid))) for uid in uids],
+        restore=[],
+        restore_batch=-1,
+        decided_batch=-1,
+        log_complete=True,
+    )
+    return msgspec.structs.replace(plain, **more)
+
+
+class HostedSlot(Slot):
+    """A slot that tells of its segments by a call."""
+
+    def __init__(self, spec: SlotSpec, tell: Callable[[Sealed], None]) -> None:
+        self._tell = tell
+        super().__init__(spec)
+
+    def _tell_sealed(self, sealed: Sealed) -> None:
+        self._tell(sealed)
+
+    def contents(self) -> dict[Subtask, State]:
+        """The whole state, as committed."""
+        found = {}
+        for uid, operator in self.operators.items():
+            operator._applied.result()
+            found[uid, self.spec.index] = dict(operator._backend.scan(b""))
+        return found
+
+    def kill(self) -> None:
+        """What a killed process leaves: its files, as they are."""
+        for operator in self.operators.values():
+            operator._worker.shutdown()
+            operator._writer.shutdown()
+            # The next incarnation has a database of its own. RocksDB waits for seconds when it is thrown away open.
+            operator._backend.close()
+
+
+class Host:
+    """Does what `TaskManager` does with its slots and its changelog."""
+
+    def __init__(self, run: RunInfo, storage: Storage) -> None:
+        self.run = run
+        self.hints = True
+        self.slots: dict[int, HostedSlot] = {}
+        self.uploader = SnapshotUploader(storage, JOB, run.uploads, threads=1)
+        scratch = run_folder(run.local_dir, run.job, run.run_id) / f"log-{time.time_ns()}"
+        self.log = TaskLog(storage, JOB, run.changelog, self.uploader, scratch) if run.changelog else None
+        if self.log is not None:
+            self.log.start(self.freeze, self.thaw, lambda index: self.slots[index].tidy(None))
+
+    @property
+    def task_log(self) -> TaskLog:
+        assert self.log is not None
+        return self.log
+
+    # --- slots ---------------------------------------------------------------------------------------
+
+    def start(self, *specs: SlotSpec) -> None:
+        for spec in specs:
+            old = self.slots.pop(spec.index, None)
+            if old is not None:
+                old.kill()
+            if self.log is not None:
+                self.log.slot_starts(spec)
+            else:
+                for op in spec.operators:
+                    states = [state for state in spec.restore if state.operator == op.uid]
+                    self.uploader.start_from((op.uid, spec.index), states, spec.restore_owned)
+        for spec in specs:
+            slot = self.slots[spec.index] = HostedSlot(spec, self._sealed)
+            if self.log is not None:
+                states = {uid: op.described_states() for uid, op in slot.operators.items()}
+                self.log.slot_opened(spec, states, {one.operator for one in slot.rebuilt if one.changed})
+
+    def _sealed(self, sealed: Sealed) -> None:
+        if self.log is not None and self.hints:
+            self.log.offer(sealed)
+
+    def freeze(self, index: int, number: int) -> Callable[[], list[SubtaskSnapshot]]:
+        slot = self.slots[index]
+        slot.barrier({"checkpoint": number})
+        return lambda: self._snapshots(slot, number)
+
+    def _snapshots(self, slot: HostedSlot, number: int) -> list[SubtaskSnapshot]:
+        spec = slot.spec
+        groups = key_group_range(spec.index, PARALLELISM, GROUPS)
+        incremental = spec.backend.incremental and spec.backend.kind == "rocksdb"
+        reports = msgspec.convert(msgspec.to_builtins(slot.report({"checkpoint": number})), list[SnapshotReport])
+        return [SubtaskSnapshot(spec.index, groups, spec.backend.kind, incremental, one, 0.0) for one in reports]
+
+    def thaw(self, index: int, number: int) -> None:
+        if index in self.slots:
+            self.slots[index].release({"checkpoint": number})
+
+    def contents(self) -> dict[Subtask, State]:
+        return {subtask: state for slot in self.slots.values() for subtask, state in slot.contents().items()}
+
+    # --- batches -------------------------------------------------------------------------------------
+
+    def prepare(self, batch: int, round_: int, changes: Mapping[Subtask, Changes]) -> None:
+        """Every operator of every slot works on the batch; what `changes` does not name has no rows."""
+        for index, slot in self.slots.items():
+            for uid, operator in slot.operators.items():
+                rows = changes.get((uid, index), {})
+                header = ExchangeHeader(slot.spec.generation, batch, round_, uid, index, 0, BatchTime(0))
+                columns = [pa.array(list(rows), pa.binary()), pa.array(list(rows.values()), pa.binary())]
+                arrow = pa.RecordBatch.from_arrays(columns, schema=_ROWS)
+                fresh = partial(slot._check_fresh, header, operator)
+                operator.work(header, lambda arrow=arrow: iter([arrow]), lambda: False, fresh)
+
+    def discard(self, batch: int, round_: int) -> None:
+        for slot in self.slots.values():
+            slot.discard({"batch": batch, "round": round_})
+
+    def settle(self, batch: int, round_: int) -> dict[int, dict[str, tuple[bool, StateFile | None]]]:
+        if self.log is None:
+            return {index: {} for index in self.slots}
+        sealed = [
+            one
+            for slot in self.slots.values()
+            for one in slot.status(None)["sealed"]
+            if (one.batch, one.round) == (batch, round_)
+        ]
+        answers: dict[int, dict[str, tuple[bool, StateFile | None]]] = {index: {} for index in self.slots}
+        for (operator, index), outcome in self.log.settle(sealed).items():
+            answers[index][operator] = outcome
+        return answers
+
+    def commit(self, batch: int) -> None:
+        if self.log is not None:
+            self.log.committed(batch)
+        for slot in self.slots.values():
+            slot.commit({"batch": batch})
+
+    def batch(self, batch: int, changes: Mapping[Subtask, Changes], round_: int = 0) -> dict[Subtask, Any]:
+        """A whole batch; what `settle` said of each subtask."""
+        self.prepare(batch, round_, changes)
+        settled = self.settle(batch, round_)
+        self.commit(batch)
+        return {(uid, index): outcome for index, log in settled.items() for uid, outcome in log.items()}
+
+    # --- checkpoints ---------------------------------------------------------------------------------
+
+    def acknowledged(self, checkpoint_id: int) -> list[SubtaskAck]:
+        """Barrier and acknowledgement at once."""
+        return self.task_log.acknowledge(self.task_log.barrier(checkpoint_id))
+
+    def upload_snapshots(self, checkpoint_id: int) -> list[SubtaskAck]:
+        """A checkpoint without a changelog."""
+        snapshots = [one for index in self.slots for one in self.freeze(index, checkpoint_id)()]
+        try:
+            return self.uploader.upload(checkpoint_id, snapshots)
+        finally:
+            for index in self.slots:
+                self.thaw(index, checkpoint_id)
+
+    def acknowledge(self, barrier: Barrier) -> list[SubtaskAck]:
+        return self.task_log.acknowledge(barrier)
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def kill(self, local_files: bool = True) -> None:
+        """It dies with all its slots; also its local files, if said so."""
+        for slot in self.slots.values():
+            slot.kill()
+            if not local_files:
+                shutil.rmtree(slot_folder(slot.spec), ignore_errors=True)
+        self.slots.clear()
+        if self.log is not None:
+            self.log.close()
+            for thread in self.log._threads:
+                thread.join()
+        self.uploader.close()
+
+    def end(self) -> None:
+        """The run ends in an orderly way."""
+        if self.log is not None:
+            self.log.end()
+        self.kill()

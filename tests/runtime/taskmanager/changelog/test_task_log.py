@@ -1,0 +1,768 @@
+"""The changelog of a task manager, with real slots and storage: what is durable when, and what failures leave."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from strandline.checkpoint.metadata import StateFile, SubtaskState, last_batch
+from strandline.errors import CheckpointError, SegmentsLostError, StorageError
+from strandline.runtime.driver.durable_log import DurableLog
+from strandline.runtime.protocol.folders import slot_folder
+from strandline.runtime.protocol.messages import ChangelogSettings, RunInfo, Sealed
+from strandline.runtime.taskmanager.changelog import task_log as module
+from strandline.runtime.taskmanager.changelog import uploader as uploads
+from strandline.storage.local import LocalStorage
+from strandline.testing.faults import FaultyStorage
+from tests.runtime.taskmanager.changelog.host import JOB, MEMORY, Host, State, key, run_info, slot_spec
+
+NEVER = 1e9
+A0, A1, B0, B1 = key(0, "a"), key(1, "a"), key(0, "b"), key(1, "b")
+S0, S1 = ("op", 0), ("op", 1)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "RETRY_DELAY", 0.01)
+    monkeypatch.setattr(module, "TICK", 0.02)
+
+
+class World:
+    """Storage that can fail, and the hosts that use it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.storage = LocalStorage(str(folder / "durable"))
+        self.switch = folder / "switch"
+        self.faulty = FaultyStorage(
+            f"faulty+file://{self.storage.root}", {"switch": str(self.switch), "fail_pattern": "^(upload|write) "}
+        )
+        self.hosts: list[Host] = []
+
+    def run(self, **changelog: Any) -> RunInfo:
+        settings = {"upload_timeout": 5.0, "upload_attempts": 1, "materialization_interval": NEVER, **changelog}
+        return run_info(self.folder, self.storage, ChangelogSettings(**settings))
+
+    def host(self, **changelog: Any) -> Host:
+        self.hosts.append(Host(self.run(**changelog), self.faulty))
+        return self.hosts[-1]
+
+    def started(self, **changelog: Any) -> Host:
+        """A host with two slots that begin without state."""
+        host = self.host(**changelog)
+        host.start(*(slot_spec(host.run, index) for index in range(2)))
+        return host
+
+    def fail(self) -> None:
+        self.switch.touch()
+
+    def work_again(self) -> None:
+        self.switch.unlink()
+
+    def stored(self) -> set[str]:
+        return {file.path for file in self.storage.list()}
+
+    def state(self, state: SubtaskState) -> State:
+        """What a slot makes of an acknowledged state."""
+        folder = self.folder / f"restored-{time.time_ns()}"
+        run = run_info(folder, self.storage, None)
+        host = Host(run, self.storage)
+        try:
+            host.start(slot_spec(run, state.subtask, restore=[state], restore_batch=5, decided_batch=5))
+            return host.contents()[state.operator, state.subtask]
+        finally:
+            host.kill()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    folder = Path(tempfile.mkdtemp(prefix="strandline-log-", dir=MEMORY))
+    world = World(folder)
+    try:
+        yield world
+    finally:
+        world.switch.unlink(missing_ok=True)
+        for host in world.hosts:
+            host.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def files(host: Host, subtask: tuple[str, int] = S0) -> list[str]:
+    return [file.name for file in host.task_log._book.log(subtask).files]
+
+
+def batches(host: Host, subtask: tuple[str, int] = S0) -> list[int]:
+    return [last_batch(file) for file in host.task_log._book.log(subtask).segments]
+
+
+def paths(state: SubtaskState) -> set[str]:
+    return {file.handle.path for file in state.files if file.handle is not None}
+
+
+# --- segments ----------------------------------------------------------------------------------------
+
+
+def test_the_segments_of_all_slots_become_one_file_as_soon_as_all_are_sealed(world: World) -> None:
+    host = world.started()
+    host.prepare(1, 0, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    eventually(lambda: len(world.stored()) == 1)  # nobody has asked yet
+    before = host.task_log.describe()["upload_requests"]
+    settled = host.settle(1, 0)
+    assert host.task_log.describe()["upload_requests"] == before == 1
+    found = [outcome for log in settled.values() for outcome in log.values()]
+    assert [(durable, file.name) for durable, file in found if file] == [(True, "00000000000000000001.segment")] * 2
+    assert {file.handle.path for _durable, file in found if file and file.handle} == world.stored()
+
+
+def test_without_hints_settling_uploads_what_is_sealed(world: World) -> None:
+    host = world.started()
+    host.hints = False
+    host.prepare(1, 0, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    assert world.stored() == set()
+    assert all(durable for log in host.settle(1, 0).values() for durable, _file in log.values())
+    assert len(world.stored()) == 1
+
+
+def test_every_step_has_a_file_of_its_own(world: World) -> None:
+    host = world.host()
+    host.start(*(slot_spec(host.run, index, ("op", "other")) for index in range(2)))
+    host.batch(1, {(uid, index): {key(index, "a"): b"1"} for uid in ("op", "other") for index in range(2)})
+    acks = host.acknowledged(1)
+    assert [(ack.state.operator, ack.state.subtask) for ack in acks] == [
+        (u, i) for u in ("op", "other") for i in (0, 1)
+    ]
+    assert len(world.stored()) == len({path for ack in acks for path in paths(ack.state)}) <= 2
+
+
+def test_empty_segments_are_not_uploaded_and_hold_nobody_up(world: World) -> None:
+    host = world.started()
+    host.batch(1, {})
+    assert world.stored() == set()
+    host.prepare(2, 0, {S1: {A1: b"1"}})
+    eventually(lambda: len(world.stored()) == 1)  # with the empty one, all slots have told
+    assert host.settle(2, 0)[0]["op"] == (True, None)
+    host.commit(2)
+    assert (batches(host, S0), batches(host, S1)) == ([], [2])
+    assert [ack.state.files != () for ack in host.acknowledged(1)] == [False, True]
+
+
+def test_a_new_round_replaces_what_was_sealed(world: World) -> None:
+    host = world.started()
+    host.prepare(1, 0, {S0: {A0: b"void"}, S1: {A1: b"void"}})
+    host.settle(1, 0)
+    void = world.stored()
+    host.discard(1, 1)
+    host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}}, round_=1)
+    acks = host.acknowledged(1)
+    assert {path for ack in acks for path in paths(ack.state)} == world.stored() - void
+    assert {handle.path for handle in acks[0].obsolete} == void
+    assert world.state(acks[0].state) == {A0: b"1"}
+
+
+def test_an_upload_of_a_round_that_was_replaced_meanwhile_is_deleted(world: World) -> None:
+    host = world.started()
+    slow = threading.Event()
+    upload = host.task_log._segments.upload
+
+    def wait(segments: Any) -> Any:
+        handles = upload(segments)
+        assert slow.wait(10)
+        return handles
+
+    host.task_log._segments.upload = wait  # type: ignore[method-assign]
+    host.prepare(1, 0, {S0: {A0: b"void"}, S1: {A1: b"void"}})
+    eventually(lambda: len(world.stored()) == 1)
+    void = world.stored()
+    host.discard(1, 1)
+    host.prepare(1, 1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    slow.set()
+    host.settle(1, 1)
+    host.commit(1)
+    eventually(lambda: not void & world.stored())
+    assert host.acknowledged(1)[0].obsolete == ()
+
+
+def test_word_of_a_segment_may_come_late_twice_or_from_an_older_round(world: World) -> None:
+    host = world.started()
+    host.prepare(1, 0, {S0: {A0: b"0"}})
+    (old,) = host.slots[0].status(None)["sealed"]
+    host.discard(1, 1)
+    host.prepare(1, 1, {S0: {A0: b"1"}})
+    (new,) = host.slots[0].status(None)["sealed"]
+    for sealed in (old, new, old):
+        host.task_log.offer(sealed)
+    host.settle(1, 1)
+    host.commit(1)
+    for sealed in (old, new):
+        host.task_log.offer(sealed)
+    assert host.task_log._offers == {}
+    assert world.state(host.acknowledged(1)[0].state) == {A0: b"1"}
+
+
+def test_many_batches_are_one_state(world: World) -> None:
+    host = world.started()
+    for batch in range(1, 6):
+        host.batch(batch, {S0: {key(0, str(batch)): b"x", A0: str(batch).encode()}, S1: {A1: b"y"}})
+    host.batch(6, {S0: {key(0, "1"): None}})
+    ack = host.acknowledged(1)[0]
+    assert world.state(ack.state) == host.contents()[S0] == {A0: b"5", **{key(0, str(n)): b"x" for n in range(2, 6)}}
+    assert ack.full_bytes == ack.checkpointed_bytes > 0
+    assert host.acknowledged(2)[0].checkpointed_bytes == 0
+    figures = host.task_log.describe()
+    assert (figures["segments"], figures["behind_bytes"], figures["upload_attempts"]) == (11, 0, 6)
+
+
+# --- failing storage ---------------------------------------------------------------------------------
+
+
+def test_while_uploads_fail_batches_go_on_and_checkpoints_do_not(world: World) -> None:
+    host = world.started()
+    host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    world.fail()
+    for batch in (2, 3):
+        assert host.batch(batch, {S0: {A0: str(batch).encode()}})[S0] == (False, None)
+    assert host.task_log.describe()["behind_bytes"] > 0
+    barrier = host.task_log.barrier(1)
+    assert not barrier.durable
+    with pytest.raises(StorageError, match="could not be uploaded"):
+        host.acknowledge(barrier)
+    world.work_again()
+    acks = host.acknowledge(barrier)
+    assert world.state(acks[0].state) == {A0: b"3"}
+    assert batches(host) == [1, 2, 3]
+    assert host.task_log.describe()["behind_bytes"] == 0
+    assert host.task_log.barrier(2).durable
+
+
+def test_what_is_behind_is_uploaded_with_the_next_batch_in_its_place(world: World) -> None:
+    host = world.started()
+    world.fail()
+    host.batch(1, {S0: {A0: b"1", B0: b"1"}})
+    world.work_again()
+    assert host.batch(2, {S0: {A0: b"2"}, S1: {A1: b"2"}})[S0][0]
+    assert batches(host) == [1, 2]
+    assert world.state(host.acknowledged(1)[0].state) == {A0: b"2", B0: b"1"}
+    assert not list(slot_folder(host.slots[0].spec).rglob("*.behind"))
+
+
+def test_a_late_acknowledgement_has_nothing_that_was_committed_since_its_barrier(world: World) -> None:
+    host = world.started()
+    world.fail()
+    host.batch(1, {S0: {A0: b"1"}})
+    barrier = host.task_log.barrier(1)
+    host.batch(2, {S0: {A0: b"2"}})
+    world.work_again()
+    host.batch(3, {S0: {A0: b"3"}})
+    host.task_log._materialize(0)
+    assert world.state(host.acknowledge(barrier)[0].state) == {A0: b"1"}
+    assert world.state(host.acknowledged(2)[0].state) == {A0: b"3"}
+
+
+def test_what_is_behind_survives_the_slots_own_files(world: World) -> None:
+    """A local snapshot makes the slot delete its segments; if it cannot be uploaded, they are still needed."""
+    host = world.started()
+    host.batch(1, {S0: {A0: b"1"}})
+    world.fail()
+    host.batch(2, {S0: {A0: b"2"}})
+    with pytest.raises(StorageError):
+        host.task_log._materialize(0)
+    eventually(lambda: not list(slot_folder(host.slots[0].spec).rglob("seg-*.segment")))
+    world.work_again()
+    assert host.batch(3, {S0: {B0: b"3"}})[S0][0]
+    assert world.state(host.acknowledged(1)[0].state) == {A0: b"2", B0: b"3"}
+
+
+def test_a_segment_that_becomes_durable_after_its_state_was_materialized_does_no_harm(world: World) -> None:
+    host = world.started()
+    world.fail()
+    host.batch(1, {S0: {A0: b"1"}})
+    host.task_log._behind[0].error = None
+    behind, host.task_log._behind = host.task_log._behind, []  # its turn comes late
+    world.work_again()
+    host.batch(2, {S0: {A0: b"2"}})
+    host.task_log._materialize(0)
+    host.task_log._behind = behind
+    assert host.task_log.barrier(1).durable
+    host.batch(3, {S0: {B0: b"3"}})
+    assert batches(host) == [3]
+    assert world.state(host.acknowledged(2)[0].state) == {A0: b"2", B0: b"3"}
+
+
+def test_processing_waits_when_too_much_is_behind(world: World) -> None:
+    host = world.started(max_behind_bytes=600)
+    world.fail()
+    assert host.batch(1, {S0: {A0: b"1"}})[S0] == (False, None)  # one segment is less than that
+    host.prepare(2, 0, {S0: {A0: b"2"}})
+    answers: list[Any] = []
+    waiting = threading.Thread(target=lambda: answers.append(host.settle(2, 0)))
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    world.work_again()
+    waiting.join(10)
+    assert answers[0][0]["op"][0]
+    host.commit(2)
+    assert batches(host) == [1, 2]
+    assert host.task_log.describe()["wait_ms"] > 200
+
+
+def test_who_waits_for_storage_ends_with_the_changelog_or_its_generation(world: World) -> None:
+    for end in (lambda host: host.task_log.close(), lambda host: host.task_log.end()):
+        host = world.started(max_behind_bytes=0)
+        world.fail()
+        host.prepare(1, 0, {S0: {A0: b"1"}})
+        waiting = threading.Thread(target=host.settle, args=(1, 0))
+        waiting.start()
+        eventually(lambda host=host: host.task_log._flush > 0)
+        waiting.join(0.1)
+        assert waiting.is_alive()
+        end(host)
+        waiting.join(10)
+        assert not waiting.is_alive()
+        assert host.task_log._flush == 0
+        world.work_again()
+
+
+def test_those_who_wait_do_not_end_each_others_uploads(world: World) -> None:
+    """A checkpoint waits for what is behind while a batch is settled: neither is forgotten when the other is done."""
+    host = world.started()
+    for batch in range(1, 16, 2):
+        world.fail()
+        host.batch(batch, {S0: {A0: b"1"}})
+        world.work_again()
+        late = threading.Thread(target=host.acknowledge, args=(host.task_log.barrier(batch),))
+        host.hints = False
+        host.prepare(batch + 1, 0, {S1: {A1: b"1"}})
+        late.start()
+        host.settle(batch + 1, 0)
+        late.join(10)
+        assert not late.is_alive()
+        host.commit(batch + 1)
+
+
+def test_the_upload_thread_survives_the_end(world: World) -> None:
+    host = world.started(upload_timeout=0.05, upload_attempts=20)
+    world.fail()
+    host.prepare(1, 0, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    time.sleep(0.03)
+    host.task_log.close()
+    for thread in host.task_log._threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+# --- slots that come back ----------------------------------------------------------------------------
+
+
+def respawned(host: Host, index: int, **more: Any) -> None:
+    """The slot dies and is started again on this host, from its local files."""
+    spec = host.slots[index].spec
+    host.start(msgspec.structs.replace(spec, incarnation=spec.incarnation + 1, **more))
+
+
+def test_a_slot_that_dies_between_the_decision_and_the_commit_keeps_the_batch(world: World) -> None:
+    host = world.started()
+    host.prepare(1, 0, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    host.settle(1, 0)
+    respawned(host, 0, decided_batch=1)
+    assert host.contents()[S0] == {A0: b"1"}
+    host.commit(1)
+    assert [world.state(ack.state) for ack in host.acknowledged(1)] == [{A0: b"1"}, {A1: b"1"}]
+
+
+def test_the_same_when_its_segment_was_not_durable(world: World) -> None:
+    host = world.started()
+    world.fail()
+    host.prepare(1, 0, {S0: {A0: b"1"}})
+    host.settle(1, 0)
+    respawned(host, 0, decided_batch=1, log_complete=False)
+    world.work_again()
+    assert world.state(host.acknowledged(1)[0].state) == {A0: b"1"}
+
+
+def test_a_slot_that_dies_before_the_decision_leaves_nothing_of_the_batch(world: World) -> None:
+    host = world.started()
+    host.batch(1, {S0: {A0: b"1"}})
+    kept = world.stored()
+    host.prepare(2, 0, {S0: {A0: b"void"}, S1: {A1: b"void"}})
+    host.settle(2, 0)
+    respawned(host, 0, decided_batch=1)
+    host.discard(2, 1)
+    host.batch(2, {S0: {A0: b"2"}}, round_=1)
+    acks = host.acknowledged(1)
+    assert world.state(acks[0].state) == {A0: b"2"}
+    assert world.state(acks[1].state) == {}
+    named = {path for ack in acks for path in paths(ack.state)}
+    assert {handle.path for handle in acks[0].obsolete} == world.stored() - named
+    assert kept < named
+
+
+def test_a_slot_that_is_replaced_here_goes_on_with_the_log_it_had(world: World) -> None:
+    """Also if it could not be started at once; the log is not begun anew from the checkpoint."""
+    host = world.started()
+    for batch in (1, 2):
+        host.batch(batch, {S0: {A0: str(batch).encode()}})
+    host.task_log._materialize(0)
+    host.batch(3, {S0: {A0: b"3"}})
+    before = files(host)
+    host.slots.pop(0).kill()
+    spec = slot_spec(host.run, 0, incarnation=2, decided_batch=3)
+    host.task_log.slot_starts(spec)  # and it died again
+    host.start(msgspec.structs.replace(spec, incarnation=3))
+    assert files(host) == before
+    assert len(before) == 2
+    assert world.state(host.acknowledged(1)[0].state) == {A0: b"3"}
+
+
+def test_a_lost_segment_of_a_committed_batch_makes_a_new_materialization_necessary(world: World) -> None:
+    host = world.started()
+    world.fail()
+    host.prepare(1, 0, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    host.settle(1, 0)
+    shutil.rmtree(slot_folder(host.slots[0].spec))
+    host.task_log.committed(1)
+    assert host.task_log._book.without_base() == [S0]
+    with pytest.raises(SegmentsLostError):
+        respawned(host, 0, decided_batch=1, log_complete=False)
+
+
+def lost(world: World, host: Host, settled: list[tuple[int, Any]], base: list[SubtaskState], batch: int) -> Host:
+    """The host is gone with its files: another one begins with the checkpoint `base` and what the driver noted."""
+    durable = DurableLog(batch)
+    decided = batch
+    for decided, outcomes in settled:
+        for (uid, index), outcome in outcomes.items():
+            durable.settled(decided, index, {uid: outcome})
+        durable.decided(decided, logged=True)
+    host.kill(local_files=False)
+    other = world.host()
+    other.start(
+        *(
+            slot_spec(
+                other.run,
+                index,
+                incarnation=2,
+                restore=[state for state in base if state.subtask == index],
+                restore_batch=batch,
+                decided_batch=decided,
+                log=durable.of(index),
+                log_complete=durable.complete,
+            )
+            for index in range(2)
+        )
+    )
+    return other
+
+
+def test_a_lost_host_is_replaced_from_durable_segments(world: World) -> None:
+    host = world.started()
+    host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    host.task_log._materialize(0)
+    host.batch(2, {S0: {B0: b"2"}})
+    acks = host.acknowledged(1)
+    host.task_log.completed(1)
+    settled = [(batch, host.batch(batch, {S0: {A0: b"x"}, S1: {B1: b"y"}})) for batch in (3, 4)]
+    other = lost(world, host, settled, [ack.state for ack in acks], 2)
+    assert other.contents() == {S0: {A0: b"x", B0: b"2"}, S1: {A1: b"1", B1: b"y"}}
+    assert batches(other) == [2, 3, 4]
+    other.batch(5, {S0: {A0: b"5"}})
+    again = other.acknowledged(2)
+    assert world.state(again[0].state) == {A0: b"5", B0: b"2"}
+    # What the checkpoint does not name, the coordinator has to be told of.
+    assert set(again[0].beforehand) == {path for ack in again for path in paths(ack.state)} - {
+        path for ack in acks for path in paths(ack.state)
+    }
+
+
+def test_a_gap_in_the_durable_log_cannot_be_bridged(world: World) -> None:
+    host = world.started()
+    settled = [(1, host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}}))]
+    world.fail()
+    settled.append((2, host.batch(2, {S0: {A0: b"2"}})))
+    world.work_again()
+    settled.append((3, host.batch(3, {S0: {A0: b"3"}})))
+    with pytest.raises(SegmentsLostError):
+        lost(world, host, settled, [], -1)
+
+
+def test_what_a_lost_host_uploaded_is_not_deleted_by_the_next(world: World) -> None:
+    host = world.started()
+    settled = [(1, host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}}))]
+    other = lost(world, host, settled, [], -1)
+    uploaded = world.stored()
+    for index in range(2):
+        other.task_log._materialize(index)
+    assert {handle.path for handle in other.acknowledged(1)[0].obsolete} == uploaded
+    other.task_log.end()
+    assert world.stored() >= uploaded  # whether anybody refers to it, only the coordinator knows
+
+
+# --- checkpoints that are not its own ----------------------------------------------------------------
+
+
+def checkpoint(world: World, host: Host, number: int) -> list[SubtaskState]:
+    states = [ack.state for ack in host.acknowledged(number)]
+    host.task_log.completed(number)
+    return states
+
+
+@pytest.mark.parametrize("kind", ["heap", "rocksdb"])
+def test_after_no_claim_the_first_checkpoint_refers_to_nothing_that_was_restored(world: World, kind: str) -> None:
+    before = world.host()
+    before.start(*(slot_spec(before.run, index, kind=kind) for index in range(2)))
+    before.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    before.task_log._materialize(0)
+    before.batch(2, {S0: {B0: b"2"}})
+    states = checkpoint(world, before, 1)
+    theirs = {path for state in states for path in paths(state)}
+    host = world.host()
+    host.start(
+        *(
+            slot_spec(
+                host.run,
+                index,
+                kind=kind,
+                generation=2,
+                restore=[states[index]],
+                restore_batch=2,
+                decided_batch=2,
+                restore_owned=False,
+            )
+            for index in range(2)
+        )
+    )
+    assert host.task_log._book.without_base() == [S0, S1]
+    barrier = host.task_log.barrier(2)
+    host.batch(3, {S0: {A0: b"3"}})  # nothing of it is in the checkpoint, though its state is uploaded only now
+    acks = host.acknowledge(barrier)
+    assert [world.state(ack.state) for ack in acks] == [{A0: b"1", B0: b"2"}, {A1: b"1"}]
+    assert not {path for ack in acks for path in paths(ack.state)} & theirs
+    host.task_log.completed(2)
+    assert world.state(host.acknowledged(3)[0].state) == {A0: b"3", B0: b"2"}
+    host.task_log.end()
+    assert theirs <= world.stored()
+
+
+def test_a_checkpoint_that_others_acknowledged_makes_everything_be_materialized_anew(world: World) -> None:
+    host = world.started()
+    host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    host.task_log.completed(7)
+    assert host.task_log._book.without_base() == [S0, S1]
+    acks = host.acknowledged(8)
+    assert [world.state(ack.state) for ack in acks] == [{A0: b"1"}, {A1: b"1"}]
+    host.task_log.completed(8)
+    host.task_log.completed(8)  # said again, and of an older one
+    host.task_log.completed(7)
+    assert host.task_log._book.without_base() == []
+
+
+def test_an_unusable_log_still_builds_on_the_files_of_the_checkpoint(world: World) -> None:
+    """The host's task manager died, its files did not: the state is there, and what of it was uploaded before."""
+    large = Random(0).randbytes(30_000)
+    host = world.host()
+    host.start(*(slot_spec(host.run, index, kind="rocksdb") for index in range(2)))
+    host.batch(1, {S0: {A0: large}, S1: {A1: b"1"}})
+    for index in range(2):
+        host.task_log._materialize(index)
+    states = checkpoint(world, host, 1)
+    kept = {path for state in states for path in paths(state)}
+    host.batch(2, {S0: {B0: b"2"}})
+    host.kill()
+    other = world.host()
+    more = {"incarnation": 2, "restore_batch": 1, "decided_batch": 2, "log_complete": False}
+    other.start(*(slot_spec(other.run, i, kind="rocksdb", restore=[states[i]], **more) for i in range(2)))
+    acks = other.acknowledged(2)
+    assert world.state(acks[0].state) == {A0: large, B0: b"2"}
+    assert {path for ack in acks for path in paths(ack.state)} & kept
+    other.task_log.aborted(2)
+    other.task_log.end()  # before any checkpoint of its own is complete
+    assert kept <= world.stored()
+    assert world.state(states[0]) == {A0: large}
+
+
+# --- materialization ---------------------------------------------------------------------------------
+
+
+def test_a_materialization_truncates_the_log(world: World) -> None:
+    host = world.started()
+    for batch in (1, 2):
+        host.batch(batch, {S0: {A0: str(batch).encode()}, S1: {A1: b"1"}})
+    host.task_log._materialize(0)
+    host.batch(3, {S0: {B0: b"3"}})
+    assert (batches(host, S0), batches(host, S1)) == ([3], [1, 2])
+    acks = host.acknowledged(1)
+    assert world.state(acks[0].state) == {A0: b"2", B0: b"3"}
+    assert acks[0].obsolete == ()  # the other slot's segments are in the same files
+    host.task_log._materialize(1)
+    assert len(host.acknowledged(2)[0].obsolete) == 2
+    figures = host.task_log.describe()
+    assert figures["materializations"] == 2
+    assert figures["base_bytes"] == figures["materialized_bytes"] > 0
+
+
+def test_nothing_new_is_not_materialized(world: World) -> None:
+    host = world.started()
+    host.task_log._materialize(0)
+    host.batch(1, {S0: {A0: b"1"}})
+    host.task_log._materialize(0)
+    host.task_log._materialize(0)
+    host.task_log._materialize(5)  # there is no such slot
+    assert host.task_log.figures.materializations == 1
+
+
+def test_a_failed_materialization_fails_no_checkpoint(world: World) -> None:
+    host = world.started(materialization_interval=0.05)
+    host.batch(1, {S0: {A0: b"1"}})
+    world.fail()
+    eventually(lambda: host.task_log.figures.failed_materializations > 1)
+    acks = host.acknowledged(1)
+    assert world.state(acks[0].state) == {A0: b"1"}
+    world.work_again()
+    eventually(lambda: host.task_log.figures.materializations > 0)
+    eventually(lambda: batches(host) == [])
+    assert world.state(host.acknowledged(2)[0].state) == {A0: b"1"}
+
+
+def test_a_log_that_has_grown_too_large_is_materialized_early(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EARLY_BYTES", 2000)
+    host = world.started(max_amplification=2.0)
+    for batch in range(1, 30):
+        host.batch(batch, {S0: {key(0, str(batch)): b"x"}})
+        time.sleep(0.002)
+    eventually(lambda: host.task_log.figures.early_materializations > 0)
+    eventually(lambda: host.task_log.figures.materializations > 0)
+    assert world.state(host.acknowledged(1)[0].state) == host.contents()[S0]
+
+
+@pytest.mark.parametrize("again", ["generation", "checkpoint"])
+def test_a_materialization_of_a_log_that_was_begun_anew_is_deleted(world: World, again: str) -> None:
+    host = world.started()
+    host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    frozen = host.task_log._frozen(0)
+    if again == "checkpoint":
+        host.task_log.completed(9)
+    else:
+        host.start(*(slot_spec(host.run, index, generation=2) for index in range(2)))
+    before = world.stored()
+    with pytest.raises(CheckpointError, match="started anew"):
+        host.task_log._make_durable(frozen)
+    assert world.stored() == before
+    if again == "generation":
+        assert before == set()
+
+
+def test_an_older_state_does_not_replace_a_newer_one(world: World) -> None:
+    host = world.started()
+    host.batch(1, {S0: {A0: b"1"}})
+    frozen = host.task_log._frozen(0)
+    host.batch(2, {S0: {A0: b"2"}})
+    host.task_log._materialize(0)
+    with pytest.raises(CheckpointError):
+        host.task_log._make_durable(frozen)
+    assert world.state(host.acknowledged(1)[0].state) == {A0: b"2"}
+
+
+# --- the end -----------------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_run_deletes_what_no_checkpoint_refers_to(world: World) -> None:
+    host = world.started()
+    host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    states = checkpoint(world, host, 1)
+    host.batch(2, {S0: {A0: b"2"}})
+    pending = host.acknowledged(2)  # nobody has said what became of it
+    host.batch(3, {S0: {A0: b"3"}})
+    host.task_log._materialize(0)
+    host.prepare(4, 0, {S0: {A0: b"4"}})
+    host.settle(4, 0)
+    named = {path for state in (*states, *(ack.state for ack in pending)) for path in paths(state)}
+    assert world.stored() > named
+    host.task_log.end()
+    assert world.stored() == named
+    assert world.state(pending[0].state) == {A0: b"2"}
+
+
+def test_a_new_generation_begins_with_what_it_restores(world: World) -> None:
+    host = world.started()
+    host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    states = checkpoint(world, host, 1)
+    world.fail()
+    host.batch(2, {S0: {A0: b"2"}})
+    world.work_again()
+    host.prepare(3, 0, {S0: {A0: b"3"}})
+    host.start(
+        *(slot_spec(host.run, i, generation=2, restore=[states[i]], restore_batch=1, decided_batch=1) for i in range(2))
+    )
+    assert host.contents() == {S0: {A0: b"1"}, S1: {A1: b"1"}}
+    named = {path for state in states for path in paths(state)}
+    eventually(lambda: world.stored() == named)
+    host.batch(2_000_000_000, {S1: {A1: b"x"}})
+    acks = host.acknowledged(2)
+    assert [world.state(ack.state) for ack in acks] == [{A0: b"1"}, {A1: b"x"}]
+    assert len(acks[0].beforehand) == 1
+
+
+def test_a_storage_that_cannot_delete_is_no_failure_at_the_end(world: World) -> None:
+    host = world.started()
+    host.batch(1, {S0: {A0: b"1"}})
+    world.storage.root.rename(world.folder / "away")
+    (world.storage.root).write_text("not a folder")
+    host.task_log.end()
+
+
+def test_an_unknown_segment_of_an_older_generation_is_not_taken_for_a_new_one(world: World) -> None:
+    host = world.started()
+    host.batch(1, {S0: {A0: b"1"}})
+    states = checkpoint(world, host, 1)
+    host.start(
+        *(slot_spec(host.run, i, generation=2, restore=[states[i]], restore_batch=1, decided_batch=1) for i in range(2))
+    )
+    host.task_log.offer(Sealed("op", 0, 2, 0, str(world.folder / "gone"), 100, 1))
+    assert host.batch(2_000_000_000, {S0: {A0: b"2"}, S1: {A1: b"2"}})[S0][0]
+    assert world.state(host.acknowledged(2)[0].state) == {A0: b"2"}
+
+
+def test_segments_of_a_restored_log_are_looked_for_where_they_are(world: World) -> None:
+    """The checkpoint came from another storage; what the run uploaded since is in its own."""
+    elsewhere = LocalStorage(str(world.folder / "elsewhere"))
+    first = Host(world.run(), elsewhere)
+    world.hosts.append(first)
+    first.start(*(slot_spec(first.run, index) for index in range(2)))
+    first.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    states = [ack.state for ack in first.acknowledged(1)]
+    more = {
+        "generation": 2,
+        "restore_batch": 1,
+        "restore_owned": False,
+        "restore_storage": msgspec.structs.replace(first.run.storage, url=elsewhere.url),
+    }
+    host = world.host()
+    host.start(*(slot_spec(host.run, i, restore=[states[i]], decided_batch=1, **more) for i in range(2)))
+    log: list[tuple[str, StateFile]] = [("op", host.batch(2, {S0: {B0: b"2"}})[S0][1])]
+    host.kill(local_files=False)
+    other = world.host()
+    other.start(slot_spec(other.run, 0, restore=[states[0]], decided_batch=2, log=log, incarnation=2, **more))
+    assert other.contents()[S0] == {A0: b"1", B0: b"2"}
+
+
+def test_the_job_has_one_folder(world: World) -> None:
+    host = world.started()
+    host.batch(1, {S0: {A0: b"1"}})
+    host.task_log._materialize(0)
+    assert all(path.startswith(f"{JOB}/shared/") for path in world.stored())

@@ -1,0 +1,210 @@
+"""Small files of many snapshots: put together, never lost, and never much more in storage than is needed."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from strandline.admin.verification import verify_files
+from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
+from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SourcePosition, all_files, uploaded_files
+from strandline.errors import CheckpointError
+from strandline.runtime.protocol.messages import SnapshotReport, UploadSettings
+from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, SubtaskSnapshot
+from strandline.storage import LocalStorage
+
+SUBTASKS = 3
+SMALL = 100
+INLINE = 10
+SHAPE = JobShape("visits", 1, SUBTASKS, 12, ("count",))
+
+
+class Uploads(RuleBasedStateMachine):
+    """One task manager: subtasks whose SSTs come and go, checkpoints that complete or fail, slots that move away."""
+
+    @initialize(amplification=st.sampled_from([1.0, 1.5, 2.0, 5.0]))
+    def begin(self, amplification: float) -> None:
+        self.root = Path(tempfile.mkdtemp(dir="/dev/shm"))
+        self.storage = LocalStorage(str(self.root / "durable"))
+        self.settings = UploadSettings(INLINE, SMALL, amplification)
+        self.coordinator = CheckpointCoordinator(
+            interval=1.0,
+            subtasks=[("count", n) for n in range(SUBTASKS)],
+            max_concurrent=2,
+            num_retained=2,
+            tolerable_failures=1 << 30,
+        )
+        self.live: list[dict[str, bytes]] = [{} for _ in range(SUBTASKS)]
+        self.taken: dict[int, list[dict[str, bytes]]] = {}
+        self.retained: dict[int, CheckpointMetadata] = {}
+        self.overlaps: set[int] = set()
+        self.identities: dict[str, str] = {}
+        self.names = 0
+        self.clock = 0.0
+        self.new_uploader()
+
+    def new_uploader(self) -> None:
+        self.uploader = SnapshotUploader(self.storage, "visits", self.settings, threads=1)
+        if self.retained:
+            for state in self.retained[max(self.retained)].subtasks:
+                self.uploader.start_from((state.operator, state.subtask), [state], owned=True)
+
+    @rule(subtask=st.integers(0, SUBTASKS - 1), size=st.integers(0, 2 * SMALL), shared=st.booleans())
+    def new_file(self, subtask: int, size: int, shared: bool) -> None:
+        self.names += 1
+        kind = "sst" if shared else "log"
+        self.live[subtask][f"{self.names:06d}.{kind}"] = self.names.to_bytes(4, "big") * (size // 4) + b"x" * (size % 4)
+
+    @precondition(lambda self: any(self.live))
+    @rule(data=st.data())
+    def compaction(self, data: st.DataObject) -> None:
+        """Any number of a subtask's files go."""
+        files = data.draw(st.sampled_from([files for files in self.live if files]))
+        for name in data.draw(st.sets(st.sampled_from(sorted(files)))):
+            del files[name]
+
+    @precondition(lambda self: self.coordinator.should_trigger(self.clock, 1, forced=True))
+    @rule(completes=st.booleans())
+    def checkpoint(self, completes: bool) -> None:
+        self.clock += 1
+        number = self.coordinator.trigger(self.clock, self.clock, batch=1, forced=True).id
+        if len(self.coordinator.pending()) > 1:
+            self.overlaps.add(number)
+        self.taken[number] = [dict(files) for files in self.live]
+        snapshots = []
+        for subtask, files in enumerate(self.live):
+            folder = self.root / f"op-{subtask}" / f"chk-{number}"
+            folder.mkdir(parents=True)
+            for name, content in files.items():
+                (folder / name).write_bytes(content)
+            listed = [
+                (n, str(folder / n), len(c), self.identities.get(f"{subtask}/{n}", f"{subtask}/{n}"), n.endswith("sst"))
+                for n, c in files.items()
+            ]
+            groups = range(subtask * 4, subtask * 4 + 4)
+            snapshots.append(
+                SubtaskSnapshot(subtask, groups, "rocksdb", True, SnapshotReport("count", listed, [], 0, 1, 1), 0.0)
+            )
+        for ack in self.uploader.upload(number, snapshots):
+            self.coordinator.acknowledge(number, "count", ack.state.subtask, ack)
+        shutil.rmtree(self.root / "op-0" / f"chk-{number}")
+        if completes:
+            self.complete(number)
+
+    @precondition(lambda self: self.coordinator.ready())
+    @rule(data=st.data())
+    def complete_one(self, data: st.DataObject) -> None:
+        self.complete(data.draw(st.sampled_from(self.coordinator.ready())))
+
+    def complete(self, number: int) -> None:
+        plan = self.coordinator.prepare_completion(number, self.clock, shape=SHAPE, source=SourcePosition(0, {}))
+        decision = self.coordinator.confirm_completion(number, self.clock)
+        self.retained[number] = plan.metadata
+        for gone in decision.dropped:
+            del self.retained[gone]
+        replaced = {f.identity: f.handle for _s, f in all_files(plan.metadata) if f.shared and f.handle is not None}
+        self.uploader.completed(number, replaced if plan.duplicates else {})
+        self.storage.delete([handle.path for handle in decision.delete])
+
+    @precondition(lambda self: self.coordinator.ready())
+    @rule(data=st.data())
+    def fail_one(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(self.coordinator.ready()))
+        decision = self.coordinator.fail(number, "declined", self.clock)
+        self.uploader.aborted(number)
+        self.storage.delete([handle.path for handle in decision.delete])
+
+    @rule()
+    def task_manager_is_replaced(self) -> None:
+        decision = self.coordinator.fail_all("lost", self.clock)
+        self.storage.delete([handle.path for handle in decision.delete])
+        self.uploader.close()
+        self.new_uploader()
+        # Its slots start from the newest checkpoint: they know files by the identities that it names.
+        if self.retained:
+            for state, file in all_files(self.retained[max(self.retained)]):
+                self.identities[f"{state.subtask}/{file.name}"] = file.identity
+
+    @invariant()
+    def retained_checkpoints_are_whole(self) -> None:
+        for number, metadata in getattr(self, "retained", {}).items():
+            for state, file in all_files(metadata):
+                expected = self.taken[number][state.subtask][file.name]
+                handle = file.handle
+                if handle is None:
+                    assert file.inline == expected
+                    assert len(expected) <= INLINE
+                else:
+                    assert self.storage.read_range(handle.path, handle.offset, handle.size) == expected
+            assert verify_files(self.storage, uploaded_files(metadata).values(), threads=1) == {}
+
+    @invariant()
+    def nothing_else_is_stored(self) -> None:
+        if hasattr(self, "coordinator") and not self.coordinator.ready():
+            named = {h.path for metadata in self.retained.values() for h in uploaded_files(metadata).values()}
+            assert {file.path for file in self.storage.list()} == named
+
+    @invariant()
+    def what_is_put_together_is_mostly_needed(self) -> None:
+        """At every checkpoint that did not overlap with another; the next one puts those right."""
+        for metadata in getattr(self, "retained", {}).values():
+            needed: dict[str, list[FileHandle]] = {}
+            for handle in uploaded_files(metadata).values():
+                if handle.whole:
+                    assert handle.size < SMALL
+                    needed.setdefault(handle.path, []).append(handle)
+            for handles in needed.values():
+                amplification = handles[0].whole / max(1, sum(handle.size for handle in handles))
+                # Of two overlapping checkpoints the later one is rewritten to the files of the first.
+                assert amplification <= self.settings.max_amplification or metadata.checkpoint_id in self.overlaps
+
+    def teardown(self) -> None:
+        if hasattr(self, "root"):
+            self.uploader.close()
+            shutil.rmtree(self.root)
+
+
+TestUploads = Uploads.TestCase
+TestUploads.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def snapshot(folder: Path, sizes: dict[str, int], subtask: int = 0) -> SubtaskSnapshot:
+    folder.mkdir(exist_ok=True)
+    files = []
+    for name, size in sizes.items():
+        (folder / name).write_bytes(b"x" * size)
+        files.append((name, str(folder / name), size, f"id-{subtask}/{name}", True))
+    return SubtaskSnapshot(subtask, range(4), "rocksdb", True, SnapshotReport("count", files, [], 0, 1, 1), 0.0)
+
+
+def test_all_slots_of_a_task_manager_share_one_file(tmp_path: Path) -> None:
+    storage = LocalStorage(str(tmp_path / "durable"))
+    uploader = SnapshotUploader(storage, "visits")
+    acks = uploader.upload(
+        1, [snapshot(tmp_path / f"slot-{n}", {"1.sst": 50_000, "2.sst": 3_000_000}, n) for n in range(8)]
+    )
+    assert len(list(storage.list())) == 1 + 8
+    together = {ack.state.files[0].handle.path for ack in acks if ack.state.files[0].handle is not None}
+    assert len(together) == 1
+    assert {ack.checkpointed_bytes for ack in acks} == {3_050_000}
+    uploader.close()
+
+
+def test_an_upload_that_is_given_up_ends_early_and_leaves_nothing(tmp_path: Path) -> None:
+    class GivesUp(LocalStorage):
+        def upload(self, source: Path, path: str) -> None:
+            super().upload(source, path)
+            uploader.aborted(1)
+
+    storage = GivesUp(str(tmp_path / "durable"))
+    uploader = SnapshotUploader(storage, "visits", UploadSettings(small_bytes=0), threads=1)
+    with pytest.raises(CheckpointError, match="checkpoint 1 was given up"):
+        uploader.upload(1, [snapshot(tmp_path / "slot", {f"{n}.sst": 10 for n in range(20)})])
+    assert list(storage.list()) == []
+    uploader.close()

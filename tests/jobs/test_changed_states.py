@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from strandline.checkpoint.metadata import SubtaskState
 from strandline.errors import IncompatibleCheckpointError
-from strandline.runtime.driver.durable_log import DurableLog
+from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.protocol.folders import slot_folder
 from strandline.runtime.protocol.messages import ChangelogSettings, OperatorSpec, SlotSpec
 from strandline.state.coding.codec import ValueCodec
@@ -76,7 +76,7 @@ class Driver:
         self.generation += 1
         self.operators = operators
         self.batch = self.base[0]
-        self.log = DurableLog(self.batch)
+        self.log = DurableSegments(self.batch)
         self.incarnations = 0
         self.allow = allow
         quiet = ChangelogSettings(upload_timeout=10.0, materialization_interval=1e9)
@@ -106,7 +106,7 @@ class Driver:
         self.batch += 1
         self.host.prepare(self.batch, 0, changes)
         for index, settled in self.host.settle(self.batch, 0).items():
-            self.log.settled(self.batch, index, settled)
+            self.log.prepared(self.batch, index, settled)
         self.log.decided(self.batch, logged=self.host.log is not None)
         self.host.commit(self.batch)
 

@@ -29,7 +29,7 @@ from strandline.errors import (
     StrandlineError,
     UserCodeError,
 )
-from strandline.runtime.driver.clock import Clock, Timers
+from strandline.runtime.driver.clock import Clock, NextTimers
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.protocol.messages import BatchTime, batch_id
 from strandline.runtime.protocol.wire import decode_error
@@ -313,7 +313,7 @@ class BatchFunction:
             self._on_commit(batch, spark_batch, files, began)
         self.batches += 1
 
-    def _decide(self, told: Callable[[list[Timers]], None]) -> int:
+    def _decide(self, told: Callable[[list[NextTimers]], None]) -> int:
         """Decide, then tell. A slot that dies in between is brought to the decided batch from its segments."""
         with self._guard:
             batch = self._protocol.commit()

@@ -53,7 +53,7 @@ class Checkpoints:
         claim: Claim,
         shape: JobShape,
         position: Callable[[int], SourcePosition],
-        settled: Callable[[SourcePosition], SourcePosition],
+        with_watermark: Callable[[SourcePosition], SourcePosition],
         guard: threading.RLock,
         timeout: float,
     ) -> None:
@@ -68,7 +68,7 @@ class Checkpoints:
         self._restored = restored = claim.restored
         self._shape = shape
         self._position = position
-        self._settled = settled
+        self._with_watermark = with_watermark
         self._guard = guard
         self._timeout = timeout
         self._lock = threading.RLock()
@@ -106,7 +106,7 @@ class Checkpoints:
         """Snapshots of the lost slots will never be acknowledged: give up what is pending, without blame."""
         with self._wake:
             decision = self._coordinator.fail_all("a slot was lost and replaced", time.time())
-            self._settle(decision, Interrupted("a slot was lost while the checkpoint was taken"))
+            self._abort(decision, Interrupted("a slot was lost while the checkpoint was taken"))
             self._wake.notify_all()
         self._delete(decision.delete)
 
@@ -135,15 +135,15 @@ class Checkpoints:
         A checkpoint that a lost slot interrupts is taken again once the slot is back; `heal` brings it back, where
         nobody else does.
         """
-        return self._insist(self._wanted.append, heal)
+        return self._take_with_retries(self._wanted.append, heal)
 
     def savepoint(
         self, make_target: Callable[[], SavepointTarget], heal: Callable[[], None] | None = None
     ) -> CheckpointStats | None:
         """A savepoint of everything committed so far, complete; see `take`. Checkpoints go on beside it."""
-        return self._insist(lambda wanted: self._wanted_savepoints.append((make_target(), wanted)), heal)
+        return self._take_with_retries(lambda wanted: self._wanted_savepoints.append((make_target(), wanted)), heal)
 
-    def _insist(
+    def _take_with_retries(
         self, want: Callable[[Future[CheckpointStats]], None], heal: Callable[[], None] | None
     ) -> CheckpointStats | None:
         for attempt in range(TRIES):
@@ -212,7 +212,7 @@ class Checkpoints:
     def _give_up(self, error: StrandlineError) -> None:
         with self._wake:
             self.failure = error
-            self._settle(FailDecision(failed=tuple(self._waiting)), error)
+            self._abort(FailDecision(failed=tuple(self._waiting)), error)
             self._refuse(error)
 
     def _refuse(self, error: StrandlineError) -> None:
@@ -311,7 +311,7 @@ class Checkpoints:
             inputs = self._inputs.get(checkpoint_id)
             if inputs is None:
                 return  # given up since it was ready, because a slot was lost
-            position, sink_files = self._settled(inputs[0]), inputs[1]
+            position, sink_files = self._with_watermark(inputs[0]), inputs[1]
             with self._lock:
                 if checkpoint_id not in self._inputs:
                     return
@@ -396,13 +396,13 @@ class Checkpoints:
             if not decision.failed:
                 return
             log.warning("job %s: %s", self._shape.job, decision.reason)
-            self._settle(decision, CheckpointError(decision.reason))
+            self._abort(decision, CheckpointError(decision.reason))
             if decision.run_must_fail:
                 self.failure = self.failure or StrandlineError(f"job {self._shape.job}: {decision.reason}")
             self._wake.notify_all()
         self._delete(decision.delete)
 
-    def _settle(self, decision: FailDecision, error: StrandlineError) -> None:
+    def _abort(self, decision: FailDecision, error: StrandlineError) -> None:
         for checkpoint_id in decision.failed:
             self._inputs.pop(checkpoint_id, None)
             self._targets.pop(checkpoint_id, None)
@@ -435,7 +435,7 @@ class Checkpoints:
             self._thread.join()
         with self._wake:
             decision = self._coordinator.fail_all("the run ended", time.time())
-            self._settle(decision, CheckpointError("the run ended"))
+            self._abort(decision, CheckpointError("the run ended"))
             self._refuse(CheckpointError("the run ended"))
         self._cluster.handlers.acknowledge = lambda _body: None
         self._cluster.handlers.decline = lambda _body: None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-Timers = Mapping[TimeMode, int | None]
+NextTimers = Mapping[TimeMode, int | None]
 """The earliest time, per clock, at which a slot has something to do without rows."""
 
 
@@ -55,7 +55,7 @@ class Clock:
             (before["batchWatermarkMs"] or None) if before else None,
         )
 
-    def committed(self, spark_batch: int, timers: list[Timers]) -> None:
+    def committed(self, spark_batch: int, timers: list[NextTimers]) -> None:
         """A batch is done; `timers` is what each slot waits for now."""
         self._timers = {
             mode: min((known for slot in timers if (known := slot.get(mode)) is not None), default=None)

@@ -16,7 +16,7 @@ import msgspec
 from strandline.checkpoint.metadata import SubtaskState
 from strandline.checkpoint.restore import overlapping
 from strandline.errors import SlotLostError, StrandlineError
-from strandline.runtime.driver.durable_log import DurableLog
+from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.driver.recoveries import KEPT_RECOVERIES, Recovery, slot_recovery
 from strandline.runtime.driver.savepoints import SavepointTarget
 from strandline.runtime.protocol.folders import socket_folder
@@ -121,7 +121,7 @@ class Cluster:
         """The task manager that each slot was last given to; a slot returns there as long as it lives."""
         self._deployment: Deployment | None = None
         self._base = _NO_BASE
-        self._log = DurableLog()
+        self._log = DurableSegments()
         self._closed = False
         self._lock = threading.RLock()
         self._pool = ThreadPoolExecutor(32, thread_name_prefix="cluster")
@@ -170,7 +170,7 @@ class Cluster:
             self._deployment = deployment
             self._places = {}
             self._base = deployment.base
-            self._log = DurableLog(deployment.base.batch)
+            self._log = DurableSegments(deployment.base.batch)
             return self._start(range(deployment.parallelism), deployment.base.batch)
 
     def confirm_base(self, batch: int, states: tuple[SubtaskState, ...]) -> None:
@@ -362,7 +362,7 @@ class Cluster:
         """The status of every slot; with the changelog, once what it prepared in this round is durable."""
         answers = self._all("settle", {"batch": batch, "round": round_})
         for index, status in answers.items():
-            self._log.settled(batch, index, status.get("log", {}))
+            self._log.prepared(batch, index, status.get("log", {}))
         return answers
 
     def commit(self, batch: int) -> dict[int, Any]:

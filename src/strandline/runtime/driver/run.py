@@ -173,7 +173,7 @@ class Run:
                 if self._asked:
                     return  # whoever asked ends the run
                 if failure is None and self._rescale is not None:
-                    failure = self._go_on_with(generation, *self._rescale)
+                    failure = self._replace_generation(generation, *self._rescale)
                     self._rescale = None
                     if failure is None:
                         continue
@@ -186,7 +186,7 @@ class Run:
             log.exception("job %s: the supervisor failed", self.name)
             self._fail(StrandlineError(f"job {self.name}: {type(error).__name__}: {error}"))
 
-    def _go_on_with(
+    def _replace_generation(
         self, generation: Generation, parallelism: int, asked: Future[Rescaling], step: Step
     ) -> StrandlineError | None:
         """Replace a generation, between two batches, by one of another parallelism; returns what went wrong.

@@ -24,7 +24,7 @@ from strandline.checkpoint.metadata import (
 )
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import CheckpointError
-from strandline.runtime.driver.durable_log import DurableLog
+from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.taskmanager.changelog.book import LogBook, Subtask, SubtaskLog
 
 S0: Subtask = ("op", 0)
@@ -377,7 +377,7 @@ class Books(RuleBasedStateMachine):
             self.book.hold(file)
         for subtask in BOTH:
             durable = subtask not in behind or not content[subtask]
-            self.durable.settled(batch, subtask[1], {"op": (durable, files.get(subtask))})
+            self.durable.prepared(batch, subtask[1], {"op": (durable, files.get(subtask))})
             if not durable:
                 self.behind[subtask, batch] = content[subtask]
         self.durable.decided(batch, logged=True)
@@ -603,7 +603,7 @@ class Books(RuleBasedStateMachine):
 
     def begin_generation(self) -> None:
         self.next_batch = getattr(self, "next_batch", 0) + 100
-        self.durable = DurableLog(self.decided)
+        self.durable = DurableSegments(self.decided)
         self.new_book()
         for subtask in BOTH:
             self.opened(subtask, with_log=True)
@@ -728,14 +728,14 @@ def test_what_a_checkpoint_named_that_completed_unheard_is_not_left_over() -> No
 
 
 def test_what_is_settled_but_not_durable_makes_a_gap_until_a_checkpoint_covers_it() -> None:
-    durable = DurableLog(4)
+    durable = DurableSegments(4)
     assert durable.complete
-    durable.settled(5, 0, msgspec.to_builtins({"op": (True, segment(5, "s5")), "empty": (True, None)}))
+    durable.prepared(5, 0, msgspec.to_builtins({"op": (True, segment(5, "s5")), "empty": (True, None)}))
     durable.decided(5, logged=True)
-    durable.settled(6, 0, {"op": (False, None)})
+    durable.prepared(6, 0, {"op": (False, None)})
     durable.decided(6, logged=True)
     assert not durable.complete
-    durable.settled(7, 0, {"op": (True, segment(7, "s7"))})
+    durable.prepared(7, 0, {"op": (True, segment(7, "s7"))})
     durable.decided(7, logged=True)
     durable.truncate(5)
     assert not durable.complete
@@ -746,19 +746,19 @@ def test_what_is_settled_but_not_durable_makes_a_gap_until_a_checkpoint_covers_i
 
 
 def test_only_the_last_round_of_a_batch_counts() -> None:
-    durable = DurableLog()
-    durable.settled(1, 0, {"op": (True, segment(1, "void"))})
-    durable.settled(1, 0, {"op": (True, segment(1, "kept"))})
-    durable.settled(1, 1, {})
+    durable = DurableSegments()
+    durable.prepared(1, 0, {"op": (True, segment(1, "void"))})
+    durable.prepared(1, 0, {"op": (True, segment(1, "kept"))})
+    durable.prepared(1, 1, {})
     durable.decided(1, logged=True)
     durable.decided(1, logged=True)  # the commit is said again after a slot was lost
     assert durable.of(0) == [("op", segment(1, "kept"))]
-    durable.settled(2, 0, {"op": (True, segment(2, "never decided"))})
+    durable.prepared(2, 0, {"op": (True, segment(2, "never decided"))})
     durable.decided(3, logged=True)
     assert durable.of(0) == [("op", segment(1, "kept"))]
 
 
 def test_without_a_changelog_nothing_is_complete() -> None:
-    durable = DurableLog()
+    durable = DurableSegments()
     durable.decided(1, logged=False)
     assert not durable.complete

@@ -26,7 +26,7 @@ from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.metadata import CheckpointMetadata, SourcePosition, all_files, file_paths
 from strandline.checkpoint.restore import plan_restore
 from strandline.errors import CheckpointError, SegmentsLostError, StorageError
-from strandline.runtime.driver.durable_log import DurableLog
+from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.protocol.folders import slot_folder
 from strandline.runtime.protocol.messages import ChangelogSettings, SlotSpec
 from strandline.runtime.taskmanager.changelog import task_log, uploader
@@ -139,7 +139,7 @@ class LogMachine(RuleBasedStateMachine):
             host.prepare(batch, round_, net)
         for host in self.hosts:
             for index, log in host.settle(batch, round_).items():
-                self.durable.settled(batch, index, log)
+                self.durable.prepared(batch, index, log)
         self.durable.decided(batch, logged=self.changelog)
         self.decided = batch
         for subtask, changed in net.items():
@@ -417,7 +417,7 @@ class LogMachine(RuleBasedStateMachine):
             self.released.append(self.base)
             self.strays.update(path for metadata in self.retained.values() for path in file_paths(metadata))
             self.retained = {}
-        self.durable = DurableLog(self.decided)
+        self.durable = DurableSegments(self.decided)
         self.barriers: dict[int, list[tuple[Host, Barrier]]] = {}
         self.news: tuple[int, dict[str, Any]] | None = None
         self.deaf: list[Host] = []
@@ -506,7 +506,7 @@ class LogMachine(RuleBasedStateMachine):
         for metadata in (*self.retained.values(), *self.released):
             self.generation += 1
             self.decided = metadata.batch_id
-            self.durable = DurableLog(self.decided)
+            self.durable = DurableSegments(self.decided)
             host = Host(msgspec.structs.replace(self.run, changelog=None), self.storage)
             try:
                 host.start(*(self.spec(index, metadata) for index in SLOTS))

@@ -16,7 +16,7 @@ import pytest
 
 from strandline.checkpoint.metadata import StateFile, SubtaskState, last_batch
 from strandline.errors import CheckpointError, SegmentsLostError, StorageError
-from strandline.runtime.driver.durable_log import DurableLog
+from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.protocol.folders import slot_folder
 from strandline.runtime.protocol.messages import ChangelogSettings, RunInfo, Sealed
 from strandline.runtime.taskmanager.changelog import task_log as module
@@ -444,11 +444,11 @@ def test_a_lost_segment_of_a_committed_batch_makes_a_new_materialization_necessa
 
 def lost(world: World, host: Host, settled: list[tuple[int, Any]], base: list[SubtaskState], batch: int) -> Host:
     """The host is gone with its files: another one begins with the checkpoint `base` and what the driver noted."""
-    durable = DurableLog(batch)
+    durable = DurableSegments(batch)
     decided = batch
     for decided, outcomes in settled:
         for (uid, index), outcome in outcomes.items():
-            durable.settled(decided, index, {uid: outcome})
+            durable.prepared(decided, index, {uid: outcome})
         durable.decided(decided, logged=True)
     host.kill(local_files=False)
     other = world.host()

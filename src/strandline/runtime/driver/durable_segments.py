@@ -1,0 +1,62 @@
+"""The durable changelog segments of every slot since the last completed checkpoint, as the driver knows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from strandline.checkpoint.metadata import StateFile, last_batch
+
+
+class DurableSegments:
+    """The segments from which a slot can be rebuilt on any host, on top of the checkpoint that it restores.
+
+    They are needed when a slot's host, and with it the slot's local files, is gone.
+    """
+
+    def __init__(self, batch: int = -1) -> None:
+        self._covered = batch
+        self._files: dict[int, list[tuple[str, StateFile]]] = {}
+        self._prepared: dict[int, dict[str, tuple[bool, StateFile | None]]] = {}
+        self._prepared_batch = -1
+        self._gap = -1
+        """The newest committed batch of which some segment is not durable."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the segments lead without a gap from the last completed checkpoint to the last committed batch."""
+        return self._gap <= self._covered
+
+    def prepared(self, batch: int, index: int, segments: dict[str, Any]) -> None:
+        """Note what slot `index` prepared for `batch`: for each operator, whether its segment is durable, and its file.
+
+        A later call for the same slot and batch replaces the earlier one: the batch was run again in a new round.
+        """
+        if batch != self._prepared_batch:
+            self._prepared_batch = batch
+            self._prepared = {}
+        self._prepared[index] = msgspec.convert(segments, dict[str, tuple[bool, StateFile | None]])
+
+    def decided(self, batch: int, logged: bool) -> None:
+        """Note that `batch` is committed. `logged` says whether the job has a changelog."""
+        prepared = self._prepared if self._prepared_batch == batch else {}
+        self._prepared, self._prepared_batch = {}, -1
+        if not logged:
+            self._gap = batch
+        for index, segments in prepared.items():
+            for operator, (durable, file) in segments.items():
+                if not durable:
+                    self._gap = batch
+                elif file is not None:
+                    self._files.setdefault(index, []).append((operator, file))
+
+    def truncate(self, batch: int) -> None:
+        """Forget the segments up to `batch`: a completed checkpoint covers them."""
+        self._covered = batch
+        for index, files in self._files.items():
+            self._files[index] = [(uid, file) for uid, file in files if last_batch(file) > batch]
+
+    def of(self, index: int) -> list[tuple[str, StateFile]]:
+        """The segments of slot `index`, each with its operator's uid, in the order of batches."""
+        return list(self._files.get(index, ()))

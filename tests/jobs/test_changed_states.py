@@ -252,7 +252,7 @@ def test_the_changelog_does_not_build_on_files_of_the_old_form() -> None:
         assert driver.host.task_log._book.without_base() == [("op", 0), ("op", 1)]
         acks = {(ack.state.operator, ack.state.subtask): ack for ack in driver.host.acknowledge(barrier)}
         assert [state["name"] for state in acks["op", 0].state.states] == ["total", "more"]
-        assert not [file for file in acks["op", 0].state.files if file.is_log]
+        assert not [file for file in acks["op", 0].state.files if file.is_segment]
         assert driver.rows()["op", 0] == {stored(0, "total", "a"): (None, 1, None, "s")}
     finally:
         driver.host.kill()

@@ -18,7 +18,7 @@ from strandline.admin.garbage import delete_garbage, find_garbage
 from strandline.admin.verification import Verification
 from strandline.checkpoint.metadata import all_files
 from strandline.storage import LocalStorage
-from strandline.storage.elsewhere import inner_path, list_located
+from strandline.storage.external import inner_path, list_files
 from tests.jobs.conftest import Place, running_sums, wait_until
 from tests.jobs.driver import Driver
 from tests.jobs.test_driver_kills import DELETED, WON
@@ -50,7 +50,7 @@ def check_storage(place: Place) -> None:
     verification = Verification(storage, "visits")
     assert all(found.damage == () for found in verification.run())
     needed = [handle.path for handle in verification.handles]
-    left = {file.path for file in list_located(storage, "visits", needed) if "/log/" not in inner_path(file.path)}
+    left = {file.path for file in list_files(storage, "visits", needed) if "/log/" not in inner_path(file.path)}
     assert {path for path in left if not path.endswith("/_metadata")} == {h.path for h in verification.handles}
 
 
@@ -161,7 +161,9 @@ def test_the_changelog_is_switched_on_and_off_between_runs_over_the_same_state(
         for rows in data[2 * number : 2 * number + 2]:
             place.write(rows)
             run.process_all_available()
-        logged = any(file.is_log for _state, file in all_files(metadata(Path(str(run.checkpoints()[-1].path)).parent)))
+        logged = any(
+            file.is_segment for _state, file in all_files(metadata(Path(str(run.checkpoints()[-1].path)).parent))
+        )
         if not mode["changelog"]:
             assert not logged
         run.stop() if number % 2 else run.cancel()
@@ -182,7 +184,7 @@ def test_no_claim_and_overlapping_checkpoints_work_with_the_changelog(place: Pla
     newest = run.checkpoints()[-1].id
     run.cancel()
     origin = files_of(place, chk(place, newest))
-    assert any(file.is_log for _state, file in all_files(metadata(chk(place, newest))))
+    assert any(file.is_segment for _state, file in all_files(metadata(chk(place, newest))))
 
     options["changelog_dir"] = str(place.root / "log")
     run = place.sums(**options).start(restore=chk(place, newest), claim_mode="no_claim")

@@ -35,7 +35,7 @@ from strandline.errors import CheckpointError, FencedError, IncompatibleCheckpoi
 from strandline.runtime.driver.restore.job_log import KEPT_ENTRIES, JobLogStore, read_metadata
 from strandline.storage import JobPaths, Storage, StoredFile
 from strandline.storage.base import TEMPORARY
-from strandline.storage.elsewhere import delete_located, inner_path, list_located
+from strandline.storage.external import delete_files, inner_path, list_files
 from strandline.storage.local import LocalStorage
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ def find_garbage(
         ours = store.take_over().generation
         log.info("job %s: taken over as generation %d to clean up", job, ours)
     needed = [path for metadata in _readable(storage, paths, store) for path in file_paths(metadata)]
-    listing = [*list_located(storage, paths.root, needed), *_temporary_files(storage, paths)]
+    listing = [*list_files(storage, paths.root, needed), *_temporary_files(storage, paths)]
     while True:
         known = store.load()
         _check_ours(storage, paths, known)
@@ -191,7 +191,7 @@ def delete_garbage(storage: Storage, garbage: Garbage, progress: Callable[[int],
                 "were being deleted. Those that are left were not touched; run the command again."
             )
         temporary = [path for path in some if path.rpartition("/")[2].startswith(TEMPORARY)]
-        delete_located(storage, set(some).difference(temporary))
+        delete_files(storage, set(some).difference(temporary))
         _delete_temporary(storage, temporary)
         progress(len(some))
 

@@ -15,7 +15,7 @@ from strandline.errors import CheckpointNotFoundError, MetadataError, NotFoundEr
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.storage import JobPaths, Storage
 from strandline.storage.checksums import checksum
-from strandline.storage.elsewhere import fetch_located, located
+from strandline.storage.external import fetch_file, resolve
 from strandline.storage.local import LocalStorage
 
 THREADS = 8
@@ -140,14 +140,14 @@ def verify_files(
 def _problem(storage: Storage, handle: FileHandle, scratch: Path) -> str | None:
     """What is wrong with one file. From an object store it goes through `scratch`, so that memory stays small."""
     try:
-        place, path = located(storage, handle.path)
+        place, path = resolve(storage, handle.path)
         if isinstance(place, LocalStorage):
             whole = (place.root / path).stat().st_size
             if whole != handle.stored_size:
                 return f"has {whole} bytes instead of {handle.stored_size}"
             if not handle.whole:
                 return _compare(handle, place.root / path)
-        fetch_located(storage, handle.path, scratch, handle.part)
+        fetch_file(storage, handle.path, scratch, handle.part)
         return _compare(handle, scratch)
     except (NotFoundError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return "is missing"

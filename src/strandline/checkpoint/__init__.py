@@ -5,7 +5,7 @@ No I/O, no threads, no clock, no randomness. `runtime/` and the tools may import
 
 from __future__ import annotations
 
-from strandline.checkpoint.batch import BatchProtocol, Prepared, Round
+from strandline.checkpoint.batch import BatchProtocol, PreparedSubtask, Round
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.decisions import AckDecision, CompletionDecision, CompletionPlan, FailDecision
 from strandline.checkpoint.log import Completed, JobLog, Takeover, Verdict, judge_conflict
@@ -38,7 +38,7 @@ __all__ = [
     "JobShape",
     "ListedSinkFile",
     "PendingCheckpoint",
-    "Prepared",
+    "PreparedSubtask",
     "Registration",
     "Round",
     "SharedKey",

@@ -28,7 +28,7 @@ class Round(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared(Generic[O]):
+class PreparedSubtask(Generic[O]):
     """The attempt that prepared a subtask in this round: every later attempt gets its outcome."""
 
     attempt: int
@@ -57,7 +57,7 @@ class BatchProtocol(Generic[O]):
         self._decided = last_batch
         self._round: Round | None = None
         self._open = False
-        self._prepared: dict[Subtask, Prepared[O]] = {}
+        self._prepared: dict[Subtask, PreparedSubtask[O]] = {}
         self._incarnations: dict[int, int] = {}
         self._behind: set[int] = set()
         self._spoiled: str | None = None
@@ -101,7 +101,7 @@ class BatchProtocol(Generic[O]):
 
     def prepared(
         self, operator: str, subtask: int, incarnation: int, round: Round, outcome: O, attempt: int = 0
-    ) -> Prepared[O]:
+    ) -> PreparedSubtask[O]:
         """Note that an attempt has prepared a subtask in full, in the slot `incarnation`.
 
         The first attempt of a round wins: the answer says whether it was this one, and has the outcome that counts.
@@ -131,9 +131,9 @@ class BatchProtocol(Generic[O]):
             )
         record = self._prepared.get((operator, subtask))
         if record is not None:
-            return Prepared(record.attempt, record.incarnation, record.outcome, first=False)
-        self._prepared[operator, subtask] = Prepared(attempt, incarnation, outcome, first=False)
-        return Prepared(attempt, incarnation, outcome, first=True)
+            return PreparedSubtask(record.attempt, record.incarnation, record.outcome, first=False)
+        self._prepared[operator, subtask] = PreparedSubtask(attempt, incarnation, outcome, first=False)
+        return PreparedSubtask(attempt, incarnation, outcome, first=True)
 
     def slot_replaced(self, index: int, incarnation: int) -> int:
         """Note that slot `index` now lives as `incarnation`; returns the batch its state must be rebuilt to.
@@ -161,7 +161,7 @@ class BatchProtocol(Generic[O]):
         self._current()
         self._finished = True
 
-    def outcome(self, operator: str, subtask: int) -> Prepared[O] | None:
+    def outcome(self, operator: str, subtask: int) -> PreparedSubtask[O] | None:
         """The attempt that prepared a subtask in the current round, if one has."""
         return self._prepared.get((operator, subtask))
 

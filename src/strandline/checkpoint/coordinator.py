@@ -9,7 +9,7 @@ from operator import attrgetter
 import msgspec
 
 from strandline.checkpoint.decisions import AckDecision, CompletionDecision, CompletionPlan, FailDecision
-from strandline.checkpoint.gc_pause import collector_paused
+from strandline.checkpoint.gc_pause import gc_paused
 from strandline.checkpoint.metadata import (
     CheckpointMetadata,
     FileHandle,
@@ -138,7 +138,7 @@ class CheckpointCoordinator:
         """
         kept: set[int] = set()
         leftovers: list[FileHandle] = []
-        with collector_paused():
+        with gc_paused():
             for metadata in retained:
                 self._registry.record(metadata.checkpoint_id, self._registry.match(keyed_files(metadata.subtasks)))
                 kept.add(metadata.checkpoint_id)
@@ -296,7 +296,7 @@ class CheckpointCoordinator:
         )
         retained: tuple[int, ...] = self._retained
         dropped: tuple[int, ...] = ()
-        with collector_paused():
+        with gc_paused():
             matched = self._matched(pending, states)
             if pending.kind == "checkpoint":
                 self._registry.record(checkpoint_id, matched)

@@ -1,4 +1,4 @@
-"""Bulk work without the garbage collector: many objects that stay need not be searched for cycles again and again."""
+"""Pauses the cyclic garbage collector while many long-lived objects are allocated."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep the garbage collector from running in this process while the block does. Nothing changes if it is off.
+def gc_paused() -> Iterator[None]:
+    """Switch the cyclic garbage collector of this process off for the block, and on again afterwards.
 
-    For blocks of a few seconds that only allocate what they keep: counting references frees the rest as ever.
+    For blocks of a few seconds that keep almost everything they allocate. Reference counting goes on as always. If the
+    collector is off already, nothing changes.
     """
     if not gc.isenabled():
         yield

@@ -16,7 +16,7 @@ from strandline.errors import MetadataError, NewerFormatError
 FORMAT_VERSION = 2
 """The format this release writes; it reads this one and every earlier one."""
 
-LOG_SUFFIX = ".segment"
+SEGMENT_SUFFIX = ".segment"
 """How the names of changelog segments end; the rest is the number of the last batch that a segment brings."""
 
 Kind = Literal["checkpoint", "savepoint"]
@@ -66,9 +66,9 @@ class StateFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.handle.size if self.handle is not None else len(self.inline or b"")
 
     @property
-    def is_log(self) -> bool:
+    def is_segment(self) -> bool:
         """A segment of the changelog: changes to the state that the files before it make up."""
-        return self.name.endswith(LOG_SUFFIX)
+        return self.name.endswith(SEGMENT_SUFFIX)
 
 
 class SubtaskState(msgspec.Struct, frozen=True, array_like=True):
@@ -265,7 +265,7 @@ _GO_BACK = "Restore from an older retained checkpoint, or put the file back from
 
 def segment_name(batch: int) -> str:
     """The name of the segment that ends with `batch`; the order of names is the order of batches."""
-    return f"{batch:020d}{LOG_SUFFIX}"
+    return f"{batch:020d}{SEGMENT_SUFFIX}"
 
 
 def segment_file(batch: int, handle: FileHandle) -> StateFile:
@@ -275,4 +275,4 @@ def segment_file(batch: int, handle: FileHandle) -> StateFile:
 
 def last_batch(file: StateFile) -> int:
     """The last batch that a segment brings."""
-    return int(file.name.removesuffix(LOG_SUFFIX))
+    return int(file.name.removesuffix(SEGMENT_SUFFIX))

@@ -30,7 +30,7 @@ from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.restore.sink_files import publish
 from strandline.runtime.driver.restore.takeover import Claim
 from strandline.runtime.driver.savepoints import SavepointTarget
-from strandline.storage.elsewhere import delete_located
+from strandline.storage.external import delete_files
 
 log = logging.getLogger(__name__)
 
@@ -422,7 +422,7 @@ class Checkpoints:
         if not paths:
             return
         try:
-            delete_located(self._storage, paths)
+            delete_files(self._storage, paths)
         except StorageError as error:
             log.warning("job %s: could not delete %d files: %s", self._shape.job, len(paths), error)
 

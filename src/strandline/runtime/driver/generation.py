@@ -35,7 +35,7 @@ from strandline.runtime.driver.rocksdb_factory import pickle_factory
 from strandline.runtime.protocol.messages import BackendSettings, OperatorSpec
 from strandline.sinks import ParquetSink
 from strandline.storage import open_storage
-from strandline.storage.elsewhere import delete_located
+from strandline.storage.external import delete_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -383,7 +383,7 @@ def _coordinator(
             yield metadata
 
     leftovers = coordinator.recover(claim.retained(), noted())
-    delete_located(claim.storage, [handle.path for handle in leftovers])
+    delete_files(claim.storage, [handle.path for handle in leftovers])
     claim.storage.delete([claim.paths.metadata(number) for number in dropped])
     return coordinator
 

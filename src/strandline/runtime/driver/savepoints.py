@@ -22,7 +22,7 @@ from strandline.checkpoint.metadata import (
 from strandline.errors import CheckpointNotFoundError, NotFoundError
 from strandline.runtime.protocol.messages import StorageSettings
 from strandline.storage import Storage, open_storage
-from strandline.storage.elsewhere import inner_path
+from strandline.storage.external import inner_path
 
 METADATA = "_metadata"
 

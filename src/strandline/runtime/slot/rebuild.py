@@ -25,7 +25,7 @@ from strandline.state.batch.merge import changes
 from strandline.state.disk import disk_full_names
 from strandline.storage import open_storage
 from strandline.storage.checksums import checksum
-from strandline.storage.elsewhere import fetch_located
+from strandline.storage.external import fetch_file
 
 log = logging.getLogger(__name__)
 
@@ -154,8 +154,8 @@ def _durable_parts(spec: SlotSpec, target: Path, durable: Sequence[SubtaskState]
         fetched = _download(spec, state.files, place, target / str(number), source, state)
         parts.append(
             _Part(
-                [one for file, one in zip(state.files, fetched, strict=True) if not file.is_log],
-                [one.path for file, one in zip(state.files, fetched, strict=True) if file.is_log],
+                [one for file, one in zip(state.files, fetched, strict=True) if not file.is_segment],
+                [one.path for file, one in zip(state.files, fetched, strict=True) if file.is_segment],
                 state.key_group_start < groups.start or state.key_group_end > groups.stop,
             )
         )
@@ -183,7 +183,7 @@ def _download(
 
     def fetch(position: int) -> tuple[RestoredFile, int, int]:
         file = files[position]
-        path = target / (f"{position}-{file.name}" if file.is_log else file.name)
+        path = target / (f"{position}-{file.name}" if file.is_segment else file.name)
         restored = RestoredFile(file.name, path, file.identity, file.shared)
         if file.handle is None:
             with disk_full_names(target):
@@ -196,7 +196,7 @@ def _download(
         advice = "Restore from another checkpoint, or bring the file back."
         try:
             with disk_full_names(target):
-                fetch_located(storage, file.handle.path, path, file.handle.part)
+                fetch_file(storage, file.handle.path, path, file.handle.part)
         except NotFoundError as error:
             raise DamagedFileError(f"{what} is missing, though the checkpoint needs it. {advice}") from error
         found = checksum(path)

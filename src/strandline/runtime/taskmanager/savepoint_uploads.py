@@ -13,7 +13,7 @@ from strandline.checkpoint.pending import SubtaskAck
 from strandline.runtime.taskmanager.snapshot_uploads import SubtaskSnapshot
 from strandline.storage import Storage
 from strandline.storage.checksums import checksum
-from strandline.storage.elsewhere import outside
+from strandline.storage.external import external_path
 
 UPLOADS = 4
 
@@ -25,7 +25,7 @@ def upload_savepoint(storage: Storage, snapshots: Sequence[SubtaskSnapshot]) -> 
         snapshot, (name, path, size, identity, shared) = one
         unique = f"{uuid.uuid4().hex}-{snapshot.subtask}-{name}"
         storage.upload(Path(path), unique)
-        return StateFile(name, identity, shared, FileHandle(outside(storage, unique), size, checksum(Path(path))))
+        return StateFile(name, identity, shared, FileHandle(external_path(storage, unique), size, checksum(Path(path))))
 
     acks = []
     with ThreadPoolExecutor(UPLOADS) as pool:

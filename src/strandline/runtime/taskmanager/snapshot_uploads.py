@@ -127,7 +127,7 @@ class SnapshotUploader:
             file.identity: _Held(file.identity, file.handle)
             for state in states
             for file in state.files
-            if owned and file.shared and not file.is_log and file.handle is not None
+            if owned and file.shared and not file.is_segment and file.handle is not None
         }
 
     def forget(self, subtasks: Iterable[Subtask]) -> None:

@@ -562,8 +562,8 @@ class Books(RuleBasedStateMachine):
     def opened(self, subtask: Subtask, with_log: bool) -> None:
         newest = self.retained[max(self.retained)] if self.retained else None
         files = next((one.files for one in newest.subtasks if one.subtask == subtask[1]), ()) if newest else ()
-        base = [file for file in files if not file.is_log] if with_log else None
-        segments = [*(file for file in files if file.is_log), *(file for _uid, file in self.durable.of(subtask[1]))]
+        base = [file for file in files if not file.is_segment] if with_log else None
+        segments = [*(file for file in files if file.is_segment), *(file for _uid, file in self.durable.of(subtask[1]))]
         self.book.open(subtask, base, segments if with_log else (), restored=files)
 
     def new_book(self) -> None:

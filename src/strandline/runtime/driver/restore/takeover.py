@@ -29,7 +29,7 @@ from strandline.runtime.driver.savepoints import METADATA, open_savepoint
 from strandline.runtime.protocol.messages import StorageSettings
 from strandline.state.descriptors import StateDescriptor
 from strandline.storage import JobPaths, Storage, is_local, open_storage
-from strandline.storage.elsewhere import list_located
+from strandline.storage.external import list_files
 
 log = logging.getLogger(__name__)
 
@@ -327,7 +327,7 @@ def _check_files(storage: Storage, metadata: CheckpointMetadata) -> None:
     """Raise `DamagedFileError` unless every file of the checkpoint is there with its size; slots check the content."""
     # A savepoint has its folder to itself.
     root = "" if metadata.kind == "savepoint" else JobPaths(metadata.job).root
-    listing = list_located(storage, root, file_paths(metadata))
+    listing = list_files(storage, root, file_paths(metadata))
     sizes = {file.path: file.size for file in listing}
     for state, file in all_files(metadata):
         if file.handle is None or sizes.get(file.handle.path) == file.handle.stored_size:

@@ -278,4 +278,4 @@ class LogBook:
 
 def _order(file: StateFile) -> str:
     """The files of a base as they are, then the segments by batch."""
-    return file.name if file.is_log else ""
+    return file.name if file.is_segment else ""

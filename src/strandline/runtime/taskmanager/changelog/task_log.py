@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from strandline.checkpoint.metadata import LOG_SUFFIX, StateFile, SubtaskState, last_batch, paths_of, segment_file
+from strandline.checkpoint.metadata import SEGMENT_SUFFIX, StateFile, SubtaskState, last_batch, paths_of, segment_file
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import CheckpointError, StorageError, StrandlineError
 from strandline.runtime.protocol.messages import ChangelogSettings, Sealed, SlotSpec
@@ -33,7 +33,7 @@ from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, Su
 from strandline.state.batch.merge import AT_ONCE_BYTES, merge
 from strandline.state.batch.segment import SegmentHeader, read_table, write_table
 from strandline.storage import JobPaths, Storage, open_storage
-from strandline.storage.elsewhere import delete_located
+from strandline.storage.external import delete_files
 
 log = logging.getLogger(__name__)
 
@@ -219,8 +219,10 @@ class TaskLog:
         segments: list[StateFile] = []
         whole = spec.restore_owned and not changed and not spec.rescaled
         if whole and (spec.log_complete or spec.decided_batch == spec.restore_batch):
-            base = [file for file in files if not file.is_log]
-            segments = [file for file in files if file.is_log] + [file for uid, file in spec.log if uid == subtask[0]]
+            base = [file for file in files if not file.is_segment]
+            segments = [file for file in files if file.is_segment] + [
+                file for uid, file in spec.log if uid == subtask[0]
+            ]
         self._book.open(subtask, base, segments, restored=files)
         self._snapshots.forget([subtask])
         self._snapshots.start_from(subtask, restored, spec.restore_owned)
@@ -248,7 +250,7 @@ class TaskLog:
 
     def _delete(self, paths: Sequence[str]) -> None:
         try:
-            delete_located(self._storage, paths)
+            delete_files(self._storage, paths)
         except StorageError as error:
             log.warning("cannot delete %d files of the changelog: %s", len(paths), error)
 
@@ -599,7 +601,7 @@ class TaskLog:
         if found is None:
             return True
         subtask, known, run = found
-        target = self._scratch / f"{uuid.uuid4().hex}{LOG_SUFFIX}"
+        target = self._scratch / f"{uuid.uuid4().hex}{SEGMENT_SUFFIX}"
         try:
             self._scratch.mkdir(parents=True, exist_ok=True)
             whole = merge([read_table(self._local[file.identity]) for file in run])

@@ -18,7 +18,7 @@ from strandline.errors import StorageError
 from strandline.state.chunks import grouped
 from strandline.storage import JobPaths, Storage
 from strandline.storage.checksums import checksum, checksum_text
-from strandline.storage.elsewhere import located, outside
+from strandline.storage.external import external_path, resolve
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +62,13 @@ class LogUploader:
                 handles += self._upload_group(group)
         except BaseException:
             for path in {handle.path for handle in handles}:
-                self._delete(located(self._storage, path)[1])
+                self._delete(resolve(self._storage, path)[1])
             raise
         return handles
 
     def _seen(self, path: str) -> str:
         """The path as checkpoints name it."""
-        return outside(self._storage, path) if self._elsewhere else path
+        return external_path(self._storage, path) if self._elsewhere else path
 
     def _upload_group(self, group: Sequence[Path]) -> list[FileHandle]:
         if len(group) == 1:

@@ -9,8 +9,8 @@ from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import ConfigError
 from strandline.progress import steps
 from strandline.runtime.driver.recoveries import Recovery, Rescaling
+from strandline.runtime.driver.restore.savepoints import SavepointFormat
 from strandline.runtime.driver.run import Run
-from strandline.runtime.driver.savepoints import SavepointFormat
 
 
 class JobRun:

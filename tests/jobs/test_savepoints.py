@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import strandline as sl
 from strandline.admin.cli.main import app
 from strandline.errors import CheckpointError, CheckpointNotFoundError, ConfigError, DamagedFileError
-from strandline.runtime.driver.savepoints import open_savepoint
+from strandline.runtime.driver.restore.savepoints import open_savepoint
 from tests.jobs.conftest import Place, running_sums
 
 pytestmark = pytest.mark.spark

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from strandline.checkpoint.metadata import CheckpointMetadata, all_files
-from strandline.runtime.driver.savepoints import METADATA
+from strandline.runtime.driver.restore.savepoints import METADATA
 from strandline.storage import Storage
 
 

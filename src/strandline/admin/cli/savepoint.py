@@ -14,7 +14,7 @@ from rich.table import Table
 from strandline.admin.cli.checkpoints import Json, StorageOptions, storage_settings
 from strandline.admin.savepoints import dispose_savepoint
 from strandline.checkpoint.metadata import CheckpointMetadata, all_files
-from strandline.runtime.driver.savepoints import open_savepoint
+from strandline.runtime.driver.restore.savepoints import open_savepoint
 from strandline.storage import Storage
 
 

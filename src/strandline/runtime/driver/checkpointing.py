@@ -27,9 +27,9 @@ from strandline.errors import (
     StrandlineError,
 )
 from strandline.runtime.driver.cluster import Cluster
+from strandline.runtime.driver.restore.savepoints import SavepointTarget
 from strandline.runtime.driver.restore.sink_files import publish
 from strandline.runtime.driver.restore.takeover import Claim
-from strandline.runtime.driver.savepoints import SavepointTarget
 from strandline.storage.external import delete_files
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from strandline.checkpoint.restore import overlapping
 from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.driver.recoveries import KEPT_RECOVERIES, Recovery, slot_recovery
-from strandline.runtime.driver.savepoints import SavepointTarget
+from strandline.runtime.driver.restore.savepoints import SavepointTarget
 from strandline.runtime.protocol.folders import socket_folder
 from strandline.runtime.protocol.messages import (
     BackendSettings,

@@ -32,8 +32,8 @@ from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.plan import Graph
 from strandline.runtime.driver.recoveries import Recovery, Rescaling, moved_key_groups
 from strandline.runtime.driver.restart import RestartStrategy
+from strandline.runtime.driver.restore.savepoints import SavepointFormat, SavepointTarget
 from strandline.runtime.driver.restore.takeover import Restore
-from strandline.runtime.driver.savepoints import SavepointFormat, SavepointTarget
 from strandline.runtime.protocol.messages import ChangelogSettings, RunInfo, StorageSettings, UploadSettings
 from strandline.runtime.protocol.wire import ANY, default_bind_host
 

@@ -1,4 +1,4 @@
-"""How a driver takes a job over: the job's log, what to go on from, the source's position, the sinks' files.
+"""How a driver takes a job over: job log, savepoint folders, what to go on from, source position, sink files.
 
 The driver and `admin` import it.
 """

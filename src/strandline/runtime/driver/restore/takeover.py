@@ -24,8 +24,8 @@ from strandline.errors import (
 from strandline.operators.base import Operator
 from strandline.operators.schema_evolution import check_states
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
+from strandline.runtime.driver.restore.savepoints import METADATA, open_savepoint
 from strandline.runtime.driver.restore.sink_files import check_sink, publish, recover_sink
-from strandline.runtime.driver.savepoints import METADATA, open_savepoint
 from strandline.runtime.protocol.messages import StorageSettings
 from strandline.state.descriptors import StateDescriptor
 from strandline.storage import JobPaths, Storage, is_local, open_storage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import pickle
 from datetime import timedelta
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from strandline.config import Config, reference_markdown
 from strandline.config.config import OPTIONS
 from strandline.config.option import REQUIRED, parse_duration, parse_size
+from strandline.config.reference import GROUPS
 from strandline.config.rocksdb import PROFILES, SETTINGS, RocksDBOptions
 from strandline.errors import ConfigError, UnknownOptionError
 
@@ -70,7 +72,6 @@ def test_defaults_are_those_of_the_design() -> None:
         "restart_max_delay": 60.0,
         "restart_multiplier": 2.0,
         "restart_reset_after": 600.0,
-        "rest_port": None,
         "bind_host": None,
         "storage_options": {},
         "heartbeat_timeout": 8.0,
@@ -218,7 +219,6 @@ def test_any_text_is_a_duration_and_a_size_or_a_value_error(text: str) -> None:
         ("restart_attempts", -2, "-1 or more"),
         ("restart_multiplier", 0.5, "1.0 or more"),
         ("restart_multiplier", "two", "a number"),
-        ("rest_port", 65536, "from 0 to 65535, or None"),
         ("bind_host", "", "a text"),
     ],
 )
@@ -345,7 +345,6 @@ def test_any_unknown_key_names_some_option(key: str) -> None:
         ("restart-strategy.exponential-delay.backoff-multiplier", "1.5", "restart_multiplier", 1.5),
         ("restart-strategy.exponential-delay.reset-backoff-threshold", "1 h", "restart_reset_after", 3600.0),
         ("restart-strategy.exponential-delay.attempts-before-reset-backoff", "7", "restart_attempts", 7),
-        ("rest.port", "8081", "rest_port", 8081),
         ("heartbeat.timeout", "50000", "heartbeat_timeout", 50.0),
     ],
 )
@@ -616,7 +615,6 @@ configs = st.builds(
     max_parallelism=st.integers(128, 32768),
     restart_strategy=st.sampled_from(["exponential", "fixed", "none"]),
     restart_multiplier=st.floats(1, 100),
-    rest_port=st.none() | st.integers(0, 65535),
     storage_options=st.dictionaries(st.text(), st.text(), max_size=3),
 )
 
@@ -664,3 +662,36 @@ def test_the_reference_has_a_row_for_every_option() -> None:
     rows = [line for line in reference_markdown().splitlines() if line.startswith("| `")]
     assert [row.split("`")[1] for row in rows] == [*OPTIONS, *SETTINGS]
     assert all(row.count(" | ") == 4 for row in rows)
+
+
+def test_every_option_belongs_to_one_group() -> None:
+    grouped = [name for group in GROUPS.values() for name in group.names]
+    assert len(grouped) == len(set(grouped))
+    assert set(grouped) == set(OPTIONS)
+
+
+def test_the_reference_has_a_heading_for_every_group() -> None:
+    headings = [line.removeprefix("## ") for line in reference_markdown().splitlines() if line.startswith("## ")]
+    assert headings[: len(GROUPS)] == list(GROUPS)
+
+
+def test_help_shows_the_options_by_group_with_their_defaults() -> None:
+    text = inspect.getdoc(Config)
+    assert text is not None
+    places = [text.index(f"\n{title}: ") for title in GROUPS]
+    assert places == sorted(places)
+    assert text.index("\n  changelog_upload_timeout (duration; default: 1s): ") > text.index("\nChangelog: ")
+    assert "  checkpoint_dir (path; required): " in text
+    assert all(f"\n  {name} (" in text for name in OPTIONS)
+    assert "num_retained: 'Int' = 1," in str(inspect.signature(Config.__init__))
+
+
+@pytest.mark.parametrize("name", ["rest_port", "rest.port", "rest.bind-port"])
+def test_an_option_of_a_later_release_says_what_is_missing(name: str) -> None:
+    with pytest.raises(UnknownOptionError, match=rf"{name}.*no REST server"):
+        Config.from_mapping({**DIR, name: 8081})
+
+
+def test_a_keyword_of_a_later_release_says_what_is_missing() -> None:
+    with pytest.raises(UnknownOptionError, match=r"rest_port.*no REST server"):
+        build(rest_port=8081)

@@ -20,7 +20,6 @@ import strandline as sl
 from strandline.errors import (
     CheckpointError,
     CheckpointNotFoundError,
-    ConfigError,
     DamagedFileError,
     DirectoryNotOursError,
     IncompatibleCheckpointError,
@@ -155,14 +154,6 @@ def test_a_job_without_a_sink_does_not_start(place: Place) -> None:
     with pytest.raises(JobDefinitionError) as caught:
         job.start()
     says(caught.value, "'visits'", "no sink", ".sink(")
-    assert not place.checkpoints.exists()
-
-
-@pytest.mark.parametrize("options", [{"rest_port": 8081}], ids=str)
-def test_an_option_of_a_later_release_is_refused_at_the_start(place: Place, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        place.sums(**options).start()
-    says(caught.value, next(iter(options)), "not available in this release")
     assert not place.checkpoints.exists()
 
 

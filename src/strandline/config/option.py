@@ -66,6 +66,11 @@ class Option(Generic[In, Out]):
         self.doc = doc
         self.unset = unset
         self.missing = missing
+        self.__doc__ = doc  # help() shows it beside the option's name
+
+    def __repr__(self) -> str:
+        """The default, because an option is the default value in the signature of `Config`."""
+        return self.default_text.replace("`", "")
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name

@@ -482,5 +482,3 @@ def _check_spark(spark: SparkSession, config: Config) -> None:
             f"spark.executor.pyspark.memory={limit} limits the address space of Python workers and of all processes "
             f"they start, so slots could not have state_memory of {config.state_memory} bytes. Remove the setting."
         )
-    if config.rest_port is not None:
-        raise ConfigError("rest_port is set, but the REST interface is not available in this release")

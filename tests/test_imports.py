@@ -15,7 +15,7 @@ SOURCE = REPOSITORY / "src"
 PACKAGE = "strandline"
 
 STATE = "state.batch state.chunks state.coding state.descriptors state.disk state.handles"
-BELOW_RUNTIME = "operators checkpoint state storage config errors"
+BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases errors"
 
 MAY_IMPORT: dict[str, str] = {
     # What users import. `strandline` itself is the list of public names.
@@ -37,20 +37,20 @@ MAY_IMPORT: dict[str, str] = {
     "runtime.protocol": BELOW_RUNTIME,
     "operators": "",
     "operators.base": f"{STATE} errors",
-    "operators.columns": f"{STATE} errors",
+    "operators.columns": f"{STATE} pyspark_releases errors",
     "operators.timed": f"operators.base operators.columns {STATE} state.backends config errors",
     "operators.deduplicate": f"operators.base operators.columns operators.timed {STATE} config errors",
     "operators.schema_evolution": f"operators.base operators.columns {STATE} state.backends checkpoint errors",
     "operators.process": f"operators.base operators.columns operators.timed {STATE} config errors",
-    "operators.spark": f"operators.base operators.columns operators.process {STATE} config errors",
-    "operators.aggregate": f"operators.base operators.columns operators.process {STATE} config errors",
+    "operators.spark": f"operators.base operators.columns operators.process {STATE} config pyspark_releases errors",
+    "operators.aggregate": f"operators.base operators.columns operators.process {STATE} config pyspark_releases errors",
     "operators.windows": f"operators.base operators.columns operators.aggregate operators.timed {STATE} state.backends "
-    "config errors",
+    "config pyspark_releases errors",
     "operators.join": f"operators.base operators.columns operators.timed {STATE} config errors",
     # Pure decisions, without I/O: nothing but the errors.
     "checkpoint": "errors",
     "state": "",
-    "state.handles": "state.batch state.backends state.coding state.descriptors config errors",
+    "state.handles": "state.batch state.backends state.coding state.descriptors config pyspark_releases errors",
     "state.batch": "state.backends state.chunks state.disk state.sorted_runs errors",
     "state.backends": "state.chunks state.disk state.sorted_runs config errors",
     "state.descriptors": "state.coding errors",
@@ -60,6 +60,8 @@ MAY_IMPORT: dict[str, str] = {
     "state.sorted_runs": "errors",
     "storage": "config errors",
     "config": "errors",
+    # What differs between the releases of PySpark.
+    "pyspark_releases": "errors",
     "errors": "",
     # For users' tests and ours.
     "testing": BELOW_RUNTIME,

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from strandline.operators.aggregate.aggregates import (
@@ -26,6 +25,7 @@ from strandline.operators.aggregate.arrow_aggregate import ArrowAggregate
 from strandline.operators.aggregate.grouping import Grouping, Partials, flat, gathered
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
 from strandline.operators.columns.rows import arrow_schema
+from strandline.pyspark_releases import spark_schema
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.descriptors import StateDescriptor
 
@@ -81,7 +81,7 @@ class AggregateOperator(Operator):
 
     def states(self) -> list[StateDescriptor]:
         """The one state that holds all accumulators of a key."""
-        return [StateDescriptor(STATE_NAME, "aggregate", from_arrow_schema(self._grouping.plan.stored).json())]
+        return [StateDescriptor(STATE_NAME, "aggregate", spark_schema(self._grouping.plan.stored).json())]
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
         """Aggregate the batch, lay it over the state and yield one row per key of the batch."""

@@ -12,7 +12,6 @@ from typing import Any, Final, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     DataType,
@@ -25,6 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from strandline import pyspark_releases
 from strandline.errors import JobDefinitionError, SchemaError
 from strandline.state.coding.values import MisfitError, check_for, exact_types, shown
 
@@ -35,7 +35,7 @@ _NULL: Final = type(None)
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The Arrow schema of a Spark struct, timestamps in UTC; raises `JobDefinitionError` where there is none."""
     try:
-        return to_arrow_schema(schema, timezone="UTC")
+        return pyspark_releases.arrow_schema(schema)
     except Exception as error:  # PySpark's errors have no common base outside of its own error framework
         raise JobDefinitionError(f"the schema {schema.simpleString()} cannot be carried as Arrow: {error}") from error
 

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -27,6 +26,7 @@ from pyspark.sql.types import (
 from strandline.errors import SchemaError
 from strandline.operators.columns.rows import Convert, arrow_schema, column_reader
 from strandline.operators.process.key_chunks import KeyChunk, KeyChunkReader
+from strandline.pyspark_releases import arrow_column, pandas_columns
 from strandline.state.coding.values import shown
 
 _NESTED: Final = (ArrayType, MapType, StructType)
@@ -84,7 +84,7 @@ class FrameReader(KeyChunkReader):
     def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
         columns = [column.cast(field.type) for column, field in zip(rows.columns, self._local, strict=False)]
         local = pa.RecordBatch.from_arrays(columns, schema=self._local)
-        series = ArrowBatchTransformer.to_pandas(local, timezone=self._time_zone, schema=self._struct)
+        series = pandas_columns(local, self._struct, self._time_zone)
         # Spark makes its frames of Python values, so that integers and floats are of 64 bits.
         wide = [one.astype(_WIDENED[one.dtype.kind]) if one.dtype.kind in _WIDENED else one for one in series]
         return pd.concat(wide, axis=1).copy()  # which puts columns of one type together, so that cutting is cheap
@@ -291,13 +291,7 @@ class FrameWriter(_OutputColumns):
     def _array(self, column: Sequence[Any], field: StructField) -> Any:
         kind = self._arrow.field(field.name).type
         arrays = [
-            PandasToArrowConversion.convert(
-                [_joined(list(same))],
-                StructType([field]),
-                timezone=self._time_zone,
-                safecheck=False,
-                arrow_cast=True,
-            ).column(0)
+            arrow_column(_joined(list(same)), field, self._time_zone)
             for _, same in groupby(column, lambda values: values.dtype)
         ]
         array = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)

@@ -14,7 +14,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import NullType, StructField, StructType
 
 from strandline.operators.aggregate.grouping import SLICE_ROWS, Grouping, Partials, Slices, flat
@@ -26,6 +25,7 @@ from strandline.operators.columns.rows import arrow_schema
 from strandline.operators.timed.time_index import TIME_BYTES, TimeIndex, time_bytes
 from strandline.operators.windows.specs import SlidingWindow
 from strandline.operators.windows.state import TIME_COLUMN, WindowBatch, WindowRows, WindowSettings, WindowState
+from strandline.pyspark_releases import spark_schema
 from strandline.state.backends.base import prefix_end
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import KeyEncoder, state_prefix
@@ -64,7 +64,7 @@ class PaneWindows(WindowState):
 
     def states(self) -> list[StateDescriptor]:
         """The panes, and the times at which there are some."""
-        stored = from_arrow_schema(self.grouping.plan.stored)
+        stored = spark_schema(self.grouping.plan.stored)
         nothing = StructType([StructField("present", NullType())])
         return [
             StateDescriptor(PANES, "aggregate", stored.json()),

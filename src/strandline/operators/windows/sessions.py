@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import NullType, StructField, StructType
 
 from strandline.errors import StrandlineError
@@ -31,6 +30,7 @@ from strandline.operators.timed.time_index import TIME_BYTES, TimeIndex, time_by
 from strandline.operators.windows.session_entries import SessionCodec, Sessions, fixed_bytes, join_bytes, touching
 from strandline.operators.windows.specs import SessionWindow
 from strandline.operators.windows.state import TIME_COLUMN, WindowBatch, WindowRows, WindowSettings, WindowState
+from strandline.pyspark_releases import spark_schema
 from strandline.state.backends.base import prefix_end
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import EncodedKeys, KeyEncoder, canonical_column, state_prefix
@@ -101,7 +101,7 @@ class SessionWindows(WindowState):
     def states(self) -> list[StateDescriptor]:
         """The sessions, when to look at a key again, and the times at which there is a key to look at."""
         nothing = StructType([StructField("present", NullType())]).json()
-        stored = from_arrow_schema(self.codec.schema).json()
+        stored = spark_schema(self.codec.schema).json()
         return [
             StateDescriptor(SESSIONS, "aggregate", stored),
             StateDescriptor(ENDS, "aggregate", nothing),

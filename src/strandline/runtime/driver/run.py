@@ -26,6 +26,7 @@ from strandline.errors import (
     StrandlineError,
 )
 from strandline.progress import Step
+from strandline.pyspark_releases import check_supported
 from strandline.runtime.driver.batches import FATAL
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.generation import Generation
@@ -473,6 +474,7 @@ def _absolute(location: str) -> str:
 
 
 def _check_spark(spark: SparkSession, config: Config) -> None:
+    check_supported(spark.version)
     context = spark.sparkContext
     if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         context.pythonExec = sys.executable  # the workers must find this package

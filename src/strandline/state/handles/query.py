@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from strandline.errors import SchemaError, StrandlineError
+from strandline.pyspark_releases import arrow_schema
 from strandline.state.backends.base import StateBackend, prefix_end
 from strandline.state.coding.codec import ValueCodec
 from strandline.state.coding.ddl import parse_schema
@@ -23,7 +23,7 @@ _GROUP: Final = "key group"
 
 def encode_key(key_schema: StructType, key: Sequence[Any], key_group: int) -> bytes:
     """Key group and key bytes of one key, as `read_state` takes them; raises `SchemaError` where it does not fit."""
-    schema = to_arrow_schema(key_schema, timezone="UTC")
+    schema = arrow_schema(key_schema)
     if len(key) != len(schema):
         raise SchemaError(f"a key has {len(schema)} values ({', '.join(schema.names)}), got {len(key)}: {tuple(key)!r}")
     try:

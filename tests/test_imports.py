@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src"
 PACKAGE = "strandline"
 
-STATE = "state.batch state.chunks state.coding state.descriptors state.disk state.handles"
+STATE = "state.batch state.chunks state.coding state.descriptors state.disk_full state.handles state.key_ranges"
 BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases errors"
 
 MAY_IMPORT: dict[str, str] = {
@@ -38,25 +38,27 @@ MAY_IMPORT: dict[str, str] = {
     "operators": "",
     "operators.base": f"{STATE} errors",
     "operators.columns": f"{STATE} pyspark_releases errors",
-    "operators.timed": f"operators.base operators.columns {STATE} state.backends config errors",
+    "operators.timed": f"operators.base operators.columns {STATE} config errors",
     "operators.deduplicate": f"operators.base operators.columns operators.timed {STATE} config errors",
     "operators.schema_evolution": f"operators.base operators.columns {STATE} state.backends checkpoint errors",
     "operators.process": f"operators.base operators.columns operators.timed {STATE} config errors",
     "operators.spark": f"operators.base operators.columns operators.process {STATE} config pyspark_releases errors",
     "operators.aggregate": f"operators.base operators.columns operators.process {STATE} config pyspark_releases errors",
-    "operators.windows": f"operators.base operators.columns operators.aggregate operators.timed {STATE} state.backends "
+    "operators.windows": f"operators.base operators.columns operators.aggregate operators.timed {STATE} "
     "config pyspark_releases errors",
     "operators.join": f"operators.base operators.columns operators.timed {STATE} config errors",
     # Pure decisions, without I/O: nothing but the errors.
     "checkpoint": "errors",
     "state": "",
-    "state.handles": "state.batch state.backends state.coding state.descriptors config pyspark_releases errors",
-    "state.batch": "state.backends state.chunks state.disk state.sorted_runs errors",
-    "state.backends": "state.chunks state.disk state.sorted_runs config errors",
+    "state.handles": "state.batch state.backends state.coding state.descriptors state.key_ranges config "
+    "pyspark_releases errors",
+    "state.batch": "state.backends state.chunks state.disk_full state.key_ranges state.sorted_runs errors",
+    "state.backends": "state.chunks state.disk_full state.key_ranges state.sorted_runs config errors",
     "state.descriptors": "state.coding errors",
     "state.coding": "errors",
     "state.chunks": "errors",
-    "state.disk": "errors",
+    "state.disk_full": "errors",
+    "state.key_ranges": "errors",
     "state.sorted_runs": "errors",
     "storage": "config errors",
     "config": "errors",

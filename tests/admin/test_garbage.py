@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.admin import garbage as garbage_module
 from strandline.admin.garbage import Garbage, delete_garbage, find_garbage, sort_files
 from strandline.checkpoint.metadata import (
     CheckpointMetadata,
@@ -47,7 +46,6 @@ def checkpoint(number: int, *paths: str, job: str = "visits") -> CheckpointMetad
 NUMBERS = st.integers(0, 6)
 DATA = st.one_of(
     st.sampled_from("abcd").map(PATHS.shared),
-    st.sampled_from("ab").map(lambda name: f"{PATHS.taskowned_dir}/{name}"),
     st.builds(PATHS.exclusive, NUMBERS, st.sampled_from("ab")),
     NUMBERS.map(PATHS.metadata),
     st.sampled_from([f"{PATHS.shared_dir}/.tmp-1", f"{PATHS.log_dir}/.tmp-2"]),
@@ -61,6 +59,7 @@ OTHER = st.sampled_from(
         "visits2/shared/a",
         "other/shared/.tmp-1",
         "visits/sharedx/a",
+        "visits/unknown/a",
     ]
 )
 TIMES = st.integers(0, 20).map(float)
@@ -107,7 +106,7 @@ def test_a_file_is_an_orphan_only_if_no_checkpoint_refers_to_it_and_no_run_can_c
     assert len(orphans) + len(kept) + found.referenced <= len(files)
     for path, modified in files.items():
         number = PATHS.parse_metadata(path)
-        is_data = path.startswith(("visits/shared/", "visits/taskowned/")) or (
+        is_data = path.startswith("visits/shared/") or (
             path.startswith("visits/chk-") and path.split("/")[1][4:].isdigit() and path.count("/") == 2
         )
         if (
@@ -180,7 +179,7 @@ def folder(tmp_path: Path) -> Folder:
     made.complete(3, PATHS.shared("b"), PATHS.shared("c"), own, retained=(2, 3), dropped=(1,))
     made.put(PATHS.shared("pending"), 6)
     made.put(PATHS.exclusive(4, "pending"), 6)
-    made.put(f"{PATHS.taskowned_dir}/x", 6)
+    made.put("visits/unknown/x", 6)
     made.half_written(f"{PATHS.shared_dir}/.tmp-1", 6)
     made.take_over(hours_ago=4)
     return made
@@ -192,7 +191,6 @@ ORPHANS = {
     "visits/shared/.tmp-1",
     "visits/shared/a",
     "visits/shared/pending",
-    "visits/taskowned/x",
 }
 
 
@@ -264,11 +262,10 @@ def test_a_checkpoint_that_completes_after_the_listing_is_seen_as_referenced(fol
     assert PATHS.shared("pending") not in {file.path for file in found.files.orphans}
 
 
-def test_a_takeover_while_deleting_stops_it(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(garbage_module, "_AT_ONCE", 2)
+def test_a_takeover_while_deleting_stops_it(folder: Folder) -> None:
     before = folder.left()
     with pytest.raises(FencedError, match="generation 3"):
-        delete_garbage(folder.storage, folder.find(), lambda _count: folder.take_over(0))
+        delete_garbage(folder.storage, folder.find(), lambda _count: folder.take_over(0), at_once=2)
     assert len(before - folder.left()) == 2
 
 

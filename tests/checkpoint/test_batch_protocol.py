@@ -72,7 +72,8 @@ def test_a_slot_replaced_during_a_round_makes_it_start_again() -> None:
     protocol.action_finished()
     assert protocol.slot_replaced(1, 2) == -1
     assert not protocol.can_commit()
-    assert protocol.must_retry() == "slot 1 was replaced (incarnation 1 by 2)"
+    with pytest.raises(CheckpointError, match=r"cannot commit: slot 1 was replaced \(incarnation 1 by 2\)"):
+        protocol.commit()
     with pytest.raises(CheckpointError, match="slots \\[1\\] are not at batch -1"):
         protocol.next_round()
     protocol.applied(1, 2, -1)

@@ -20,7 +20,7 @@ from strandline.checkpoint import (
     SubtaskAck,
     SubtaskState,
 )
-from strandline.checkpoint.metadata import uploaded_files
+from strandline.checkpoint.metadata import keyed_files
 from strandline.errors import CheckpointError
 
 SUBTASKS = [("count", 0), ("count", 1)]
@@ -272,14 +272,14 @@ def test_the_second_copy_of_a_file_is_replaced_by_the_first_confirmed_one() -> N
         c.acknowledge(id, "count", 1, ack(1, {}))
     complete(c, 1)
     plan = prepare(c, 2)
-    assert paths(tuple(uploaded_files(plan.metadata).values())) == {"x1"}
+    assert paths(tuple(dict(keyed_files(plan.metadata.subtasks)).values())) == {"x1"}
     assert paths(plan.duplicates) == {"x2"}
     assert paths(c.confirm_completion(2, 30.0).delete) == {"x2"}
     # The slot may not have heard of it, and refer to its own copy again.
     c.trigger(40.0, 40.0, 40)
     c.acknowledge(3, "count", 0, ack(0, {"a": "x2"}))
     c.acknowledge(3, "count", 1, ack(1, {}))
-    assert paths(tuple(uploaded_files(prepare(c, 3).metadata).values())) == {"x1"}
+    assert paths(tuple(dict(keyed_files(prepare(c, 3).metadata.subtasks)).values())) == {"x1"}
 
 
 def test_completing_a_checkpoint_aborts_older_pending_ones_and_drops_the_oldest_retained() -> None:

@@ -19,7 +19,7 @@ from strandline.checkpoint import (
     SubtaskAck,
     SubtaskState,
 )
-from strandline.checkpoint.metadata import decode, encode, uploaded_files
+from strandline.checkpoint.metadata import decode, encode, keyed_files
 
 PARALLELISM = 2
 SUBTASKS = [("count", index) for index in range(PARALLELISM)]
@@ -83,7 +83,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         return [decode(self.metadata[id], f"chk-{id}") for id in self.log.retained]
 
     def needed(self) -> set[str]:
-        return {handle.path for metadata in self.retained() for handle in uploaded_files(metadata).values()}
+        return {handle.path for metadata in self.retained() for _key, handle in keyed_files(metadata.subtasks)}
 
     # --- the job goes on
 
@@ -208,7 +208,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         plan = self.coordinator.prepare_completion(
             id, now, shape=JobShape("job", 1, PARALLELISM, 8, ("count",)), source=SourcePosition(self.batch, {})
         )
-        named = {handle.path for handle in uploaded_files(plan.metadata).values()}
+        named = {handle.path for handle in dict(keyed_files(plan.metadata.subtasks)).values()}
         event(f"completion: {outcome}")
         event(f"duplicates: {bool(plan.duplicates)}, drops: {bool(plan.dropped)}")
         assert named <= self.storage, "a completed checkpoint refers only to files that are there"

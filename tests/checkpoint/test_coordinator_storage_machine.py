@@ -27,7 +27,7 @@ from strandline.checkpoint import (
     judge_conflict,
 )
 from strandline.checkpoint.log import Entry, decode_entry, encode_entry
-from strandline.checkpoint.metadata import decode, encode, uploaded_files
+from strandline.checkpoint.metadata import decode, encode, keyed_files
 from strandline.errors import (
     AlreadyExistsError,
     CheckpointError,
@@ -348,7 +348,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     def won(self, metadata: CheckpointMetadata, own: set[str]) -> None:
         """A log entry was won: from here on, this checkpoint counts."""
-        named = {handle.path for handle in uploaded_files(metadata).values()}
+        named = {handle.path for handle in dict(keyed_files(metadata.subtasks)).values()}
         confirmed = own.union(*self.retained.values())
         assert named <= confirmed, "a completed checkpoint refers to a file that was never confirmed"
         self.retained[metadata.checkpoint_id] = named

@@ -20,9 +20,9 @@ from strandline.checkpoint.metadata import (
     all_files,
     decode,
     encode,
+    file_key,
     full_bytes,
-    shared_files,
-    uploaded_files,
+    keyed_files,
 )
 from strandline.checkpoint.registry import SharedKey
 from strandline.errors import MetadataError
@@ -171,6 +171,11 @@ def test_a_newer_version_names_both_versions() -> None:
 def test_the_helpers_know_which_file_is_which() -> None:
     metadata = sample(1)
     assert [file.name for _, file in all_files(metadata)] == ["000015.sst", "MANIFEST-000004", "CURRENT"]
-    assert list(shared_files(metadata)) == [SharedKey("count", 0, 64, "3f2a/000015")]
-    assert [handle.path for handle in uploaded_files(metadata).values()] == ["visits/shared/ab12", "visits/chk-7/cd34"]
+    assert [file_key(state, file) for state, file in all_files(metadata) if file.shared] == [
+        SharedKey("count", 0, 64, "3f2a/000015")
+    ]
+    assert [handle.path for _key, handle in keyed_files(metadata.subtasks)] == [
+        "visits/shared/ab12",
+        "visits/chk-7/cd34",
+    ]
     assert full_bytes(metadata) == 4096 + 120 + len(b"MANIFEST-000004\n")

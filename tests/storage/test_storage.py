@@ -456,7 +456,6 @@ def test_the_layout_of_a_job_is_fixed() -> None:
     assert paths.exclusive(7, "abc") == "visits/chk-7/abc"
     assert paths.shared_dir == "visits/shared"
     assert paths.shared("abc.sst") == "visits/shared/abc.sst"
-    assert paths.taskowned_dir == "visits/taskowned"
 
 
 @pytest.mark.parametrize("n", [0, 1, 9, 10, 10**19, 10**20 - 1])

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 MIN_AGE = 3600.0
 """Seconds for which an unreferenced file is left alone, whoever wrote it."""
 
-_AT_ONCE = 1000
+AT_ONCE = 1000
 """Files deleted between two looks at the log."""
 
 
@@ -104,12 +104,12 @@ def sort_files(
 
 
 def _is_checkpoint_data(paths: JobPaths, path: str) -> bool:
-    """Whether `path` lies in `shared/`, `taskowned/` or a checkpoint's folder, or is a temporary file of the job."""
+    """Whether `path` lies in `shared/` or in a checkpoint's folder, or is a temporary file of the job."""
     if not path.startswith(f"{paths.root}/"):
         return False
     if path.rpartition("/")[2].startswith(TEMPORARY):
         return True
-    if path.startswith((f"{paths.shared_dir}/", f"{paths.taskowned_dir}/")):
+    if path.startswith(f"{paths.shared_dir}/"):
         return True
     folder, slash, _rest = path.removeprefix(f"{paths.root}/").partition("/")
     return bool(slash) and paths.parse_metadata(f"{paths.root}/{folder}/_metadata") is not None
@@ -176,7 +176,12 @@ def find_garbage(
     return Garbage(job, known.generation, owner, since, known.retained, files)
 
 
-def delete_garbage(storage: Storage, garbage: Garbage, progress: Callable[[int], None] = lambda _count: None) -> None:
+def delete_garbage(
+    storage: Storage,
+    garbage: Garbage,
+    progress: Callable[[int], None] = lambda _count: None,
+    at_once: int = AT_ONCE,
+) -> None:
     """Delete the orphans; `progress` hears how many went with each step.
 
     Raises `FencedError` if a driver takes the job over meanwhile: what is left may be looked at anew.
@@ -184,7 +189,7 @@ def delete_garbage(storage: Storage, garbage: Garbage, progress: Callable[[int],
     paths = JobPaths(garbage.job)
     store = JobLogStore(storage, paths)
     orphans = iter(garbage.files.orphans)
-    while some := [file.path for file in islice(orphans, _AT_ONCE)]:
+    while some := [file.path for file in islice(orphans, at_once)]:
         if store.load().generation != garbage.generation:
             raise FencedError(
                 f"job {garbage.job!r}: a driver took the job over as generation {store.log.generation} while orphans "

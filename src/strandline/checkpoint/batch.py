@@ -171,10 +171,6 @@ class BatchProtocol(Generic[O]):
             return []
         return [subtask for subtask in self._subtasks if subtask not in self._prepared]
 
-    def must_retry(self) -> str | None:
-        """Why the current round can never commit, or None if it still can."""
-        return self._spoiled if self._open else None
-
     def can_commit(self) -> bool:
         """Whether the current round may be decided now."""
         return self._open and self._finished and self._spoiled is None and len(self._prepared) == len(self._subtasks)

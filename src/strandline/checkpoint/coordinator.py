@@ -106,11 +106,6 @@ class CheckpointCoordinator:
         """The id that the next checkpoint gets."""
         return self._next_id
 
-    @property
-    def consecutive_failures(self) -> int:
-        """How many checkpoints failed since the last completed one."""
-        return self._failures
-
     def pending(self) -> tuple[PendingCheckpoint, ...]:
         """The checkpoints in progress, oldest first."""
         return tuple(self._pending.values())

@@ -191,11 +191,6 @@ def all_files(metadata: CheckpointMetadata) -> Iterator[tuple[SubtaskState, Stat
             yield state, file
 
 
-def uploaded_files(metadata: CheckpointMetadata) -> dict[SharedKey, FileHandle]:
-    """Every uploaded file of the checkpoint, shared or not, by the registry's key."""
-    return dict(keyed_files(metadata.subtasks))
-
-
 def keyed_files(states: Iterable[SubtaskState]) -> Iterator[tuple[SharedKey, FileHandle]]:
     """Every uploaded file of `states` with the registry's key, one at a time."""
     # A million times a checkpoint: SharedKey(...) would go through a Python function for each of them.
@@ -208,15 +203,6 @@ def keyed_files(states: Iterable[SubtaskState]) -> Iterator[tuple[SharedKey, Fil
                 continue
             identity = file.identity if file.shared else f"{handle.path}#{file.name}"
             yield new(kind, (operator, start, end, identity)), handle
-
-
-def shared_files(metadata: CheckpointMetadata) -> dict[SharedKey, FileHandle]:
-    """The uploaded files that other checkpoints may refer to as well, by the registry's key."""
-    return {
-        file_key(state, file): file.handle
-        for state, file in all_files(metadata)
-        if file.shared and file.handle is not None
-    }
 
 
 def file_paths(metadata: CheckpointMetadata) -> set[str]:

@@ -26,8 +26,6 @@ class SubtaskAck(msgspec.Struct, frozen=True, kw_only=True):
     checkpointed_bytes: int
     """What was uploaded for this checkpoint."""
     full_bytes: int
-    alignment_bytes: int = 0
-    """What was held back while other subtasks had not reached the barrier."""
     beforehand: tuple[str, ...] = ()
     """Paths of files that were durable before: of the changelog, which goes on whatever becomes of the checkpoint."""
     obsolete: tuple[FileHandle, ...] = ()

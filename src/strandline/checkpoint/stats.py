@@ -27,10 +27,11 @@ class SubtaskStats:
     async_ms: float
     alignment_ms: float
     """How long after the first subtask this one reached the barrier."""
-    alignment_bytes: int
     checkpointed_bytes: int
     full_bytes: int
     files: int
+    alignment_bytes: int = 0
+    """Always 0. A barrier lies between two commits, so no subtask holds rows back while it waits for another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,6 @@ class CheckpointStats:
     """From `trigger_time` to the barrier."""
     alignment_ms: float
     """Between the first and the last subtask reaching the barrier."""
-    alignment_bytes: int
     barrier_to_completed_ms: float
     checkpointed_bytes: int
     """What was uploaded for this checkpoint."""
@@ -64,6 +64,8 @@ class CheckpointStats:
     failure: str | None = None
     acknowledged: int = 0
     expected: int = 0
+    alignment_bytes: int = 0
+    """Always 0. A barrier lies between two commits, so no subtask holds rows back while it waits for another one."""
 
 
 def checkpoint_stats(
@@ -92,7 +94,6 @@ def checkpoint_stats(
                 sync_ms=ack.sync_ms,
                 async_ms=ack.async_ms,
                 alignment_ms=_ms(ack.barrier_time - first),
-                alignment_bytes=ack.alignment_bytes,
                 checkpointed_bytes=ack.checkpointed_bytes,
                 full_bytes=ack.full_bytes,
                 files=len(ack.state.files),
@@ -109,7 +110,6 @@ def checkpoint_stats(
         async_ms=max((ack.async_ms for ack in acks.values()), default=0.0),
         start_delay_ms=_ms(pending.barrier_time - pending.trigger_time),
         alignment_ms=_ms(max(barriers, default=first) - first),
-        alignment_bytes=sum(ack.alignment_bytes for ack in acks.values()),
         barrier_to_completed_ms=_ms(end_time - pending.barrier_time),
         checkpointed_bytes=sum(ack.checkpointed_bytes for ack in acks.values()),
         full_bytes=sum(ack.full_bytes for ack in acks.values()),

@@ -13,7 +13,7 @@ from strandline.checkpoint.metadata import SubtaskState
 from strandline.errors import DamagedFileError, IncompatibleCheckpointError
 from strandline.operators.base import Operator
 from strandline.operators.columns.columns import RowCodec
-from strandline.state.backends.base import StateBackend, prefix_end
+from strandline.state.backends.base import StateBackend
 from strandline.state.chunks import chunked
 from strandline.state.coding.codec import ValueCodec
 from strandline.state.coding.ddl import parse_schema
@@ -21,6 +21,7 @@ from strandline.state.coding.keys import state_prefix
 from strandline.state.descriptors import StateDescriptor
 from strandline.state.handles.timers import TIMES
 from strandline.state.handles.ttl import STAMP_BYTES
+from strandline.state.key_ranges import prefix_end
 
 Convert = Callable[[list[bytes]], list[bytes]]
 

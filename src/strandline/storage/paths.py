@@ -1,4 +1,4 @@
-"""Where every file of a job lies in durable storage."""
+"""The path of every file of a job in durable storage."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NUMBER = r"(0|[1-9][0-9]*)"
 
 @dataclass(frozen=True, slots=True)
 class JobPaths:
-    """The paths of one job, relative to the storage's root; nobody else puts such a path together or takes one apart.
+    """Builds and parses the paths of one job, relative to the storage's root. No other code does.
 
-    The layout is Flink's, with the job's name for its id: `<job>/{shared/, taskowned/, chk-N/_metadata, log/}`.
-    A name that is not allowed is a `JobDefinitionError`.
+    The layout is Flink's, with the job's name as the id: `<job>/{shared/, chk-N/_metadata, log/}`. Flink's `taskowned/`
+    does not exist here, because the coordinator owns every file. Raises `JobDefinitionError` for a forbidden name.
     """
 
     job: str
@@ -31,7 +31,7 @@ class JobPaths:
 
     @property
     def root(self) -> str:
-        """The folder of everything below."""
+        """The folder that holds all files of the job."""
         return self.job
 
     @property
@@ -40,29 +40,29 @@ class JobPaths:
         return f"{self.root}/log"
 
     def log_entry(self, n: int) -> str:
-        """Entry `n` of the log; the order of the paths is the order of the numbers."""
+        """The path of log entry `n`. Paths sort in the order of their numbers."""
         return f"{self.log_dir}/{_natural(n):020d}.json"
 
     def parse_log_entry(self, path: str) -> int | None:
-        """The number of the log entry at `path`, or None if it is something else."""
+        """The number of the log entry at `path`, or None if `path` is not a log entry."""
         match = re.fullmatch(r"([0-9]{20})\.json", self._below(self.log_dir, path), re.ASCII)
         return int(match.group(1)) if match else None
 
     def checkpoint_dir(self, checkpoint_id: int) -> str:
-        """The folder of what belongs to one checkpoint alone."""
+        """The folder of the files that belong to one checkpoint alone."""
         return f"{self.root}/chk-{_natural(checkpoint_id)}"
 
     def metadata(self, checkpoint_id: int) -> str:
-        """The file that makes a folder a checkpoint."""
+        """The path of the `_metadata` file. A folder with this file is a checkpoint."""
         return f"{self.checkpoint_dir(checkpoint_id)}/_metadata"
 
     def parse_metadata(self, path: str) -> int | None:
-        """The id of the checkpoint whose `_metadata` is at `path`, or None if it is something else."""
+        """The id of the checkpoint whose `_metadata` is at `path`, or None if `path` is not a `_metadata` file."""
         match = re.fullmatch(rf"chk-{_NUMBER}/_metadata", self._below(self.root, path), re.ASCII)
         return int(match.group(1)) if match else None
 
     def exclusive(self, checkpoint_id: int, unique: str) -> str:
-        """A file that one checkpoint alone refers to."""
+        """The path of a file that only this checkpoint refers to."""
         return f"{self.checkpoint_dir(checkpoint_id)}/{unique}"
 
     @property
@@ -71,25 +71,20 @@ class JobPaths:
         return f"{self.root}/shared"
 
     def shared(self, unique: str) -> str:
-        """A file that several checkpoints may refer to."""
+        """The path of a file that several checkpoints may refer to."""
         return f"{self.shared_dir}/{unique}"
-
-    @property
-    def taskowned_dir(self) -> str:
-        """The folder of files that the coordinator never deletes."""
-        return f"{self.root}/taskowned"
 
     @classmethod
     def split_checkpoint(cls, location: str) -> tuple[str, JobPaths, int] | None:
-        """Take the path of a checkpoint's directory, or of its `_metadata`, apart: root, job and number.
+        """Split the path of a checkpoint's folder, or of its `_metadata`, into root, job and checkpoint id.
 
-        None if it does not look like one. A local path comes back absolute.
+        Returns None if `location` is not such a path. A local root is returned as an absolute path.
         """
-        place = location
+        full = location
         if "://" not in location:
-            place = os.path.abspath(os.path.expanduser(location))
-        place = place.rstrip("/").removesuffix("/_metadata")
-        parent, _, name = place.rpartition("/")
+            full = os.path.abspath(os.path.expanduser(location))
+        full = full.rstrip("/").removesuffix("/_metadata")
+        parent, _, name = full.rpartition("/")
         root, _, job = parent.rpartition("/")
         try:
             paths = cls(job)

@@ -26,6 +26,7 @@ from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
 from strandline.state.handles.query import encode_key, read_state, read_timers
 from strandline.state.handles.timers import TimerService
+from strandline.state.handles.ttl import DEFAULT_SWEEP, SweepBudget
 
 _KEY_GROUPS: Final = 128
 _BATCH_MEMORY: Final = 64 << 20
@@ -66,6 +67,7 @@ class ProcessorHarness:
         rows: SparkRows = "row",
         initial_schema: str | StructType | None = None,
         time_zone: str = "UTC",
+        sweep_budget: SweepBudget = DEFAULT_SWEEP,
     ) -> None:
         keys = [key] if isinstance(key, str) else key
         schemas = parse_schema(input_schema), parse_schema(output_schema)
@@ -81,6 +83,7 @@ class ProcessorHarness:
                 event_time=event_time,
                 late=late,
                 side_outputs=side_outputs,
+                sweep_budget=sweep_budget,
             )
         else:
             self.operator = SparkProcessorOperator(

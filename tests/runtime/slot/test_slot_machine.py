@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from strandline.admin.verification import verify_files
 from strandline.checkpoint.batch import first_batch
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
-from strandline.checkpoint.metadata import CheckpointMetadata, SourcePosition, all_files, uploaded_files
+from strandline.checkpoint.metadata import CheckpointMetadata, SourcePosition, all_files, keyed_files
 from strandline.checkpoint.restore import plan_restore
 from strandline.errors import SegmentsLostError, StaleAttemptError, StrandlineError, UserCodeError
 from strandline.operators.aggregate.operator import AggregateOperator, count
@@ -407,7 +407,7 @@ class SlotMachine(RuleBasedStateMachine):
 
     def compare_storage(self) -> None:
         """Every file that a retained checkpoint names is there and whole; without pending ones, nothing else is."""
-        handles = {h for metadata in self.retained.values() for h in uploaded_files(metadata).values()}
+        handles = {h for metadata in self.retained.values() for _key, h in keyed_files(metadata.subtasks)}
         assert verify_files(self.storage, handles, threads=1) == {}
         if not self.coordinator.ready():
             assert {file.path for file in self.storage.list()} == {handle.path for handle in handles}
@@ -526,7 +526,7 @@ class SlotMachine(RuleBasedStateMachine):
         )
         self.coordinator.recover(list(self.retained.values()), [])
         # What an earlier generation left pending is nobody's any more.
-        named = {handle.path for metadata in self.retained.values() for handle in uploaded_files(metadata).values()}
+        named = {handle.path for metadata in self.retained.values() for _key, handle in keyed_files(metadata.subtasks)}
         self.storage.delete([file.path for file in self.storage.list() if file.path not in named])
         self.open_slot()
         self.compare_state()

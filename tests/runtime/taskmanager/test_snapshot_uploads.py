@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from strandline.admin.verification import verify_files
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
-from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SourcePosition, all_files, uploaded_files
+from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SourcePosition, all_files, keyed_files
 from strandline.errors import CheckpointError
 from strandline.runtime.protocol.messages import SnapshotReport, UploadSettings
 from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, SubtaskSnapshot
@@ -142,12 +142,12 @@ class Uploads(RuleBasedStateMachine):
                     assert len(expected) <= INLINE
                 else:
                     assert self.storage.read_range(handle.path, handle.offset, handle.size) == expected
-            assert verify_files(self.storage, uploaded_files(metadata).values(), threads=1) == {}
+            assert verify_files(self.storage, dict(keyed_files(metadata.subtasks)).values(), threads=1) == {}
 
     @invariant()
     def nothing_else_is_stored(self) -> None:
         if hasattr(self, "coordinator") and not self.coordinator.ready():
-            named = {h.path for metadata in self.retained.values() for h in uploaded_files(metadata).values()}
+            named = {h.path for metadata in self.retained.values() for _key, h in keyed_files(metadata.subtasks)}
             assert {file.path for file in self.storage.list()} == named
 
     @invariant()
@@ -155,7 +155,7 @@ class Uploads(RuleBasedStateMachine):
         """At every checkpoint that did not overlap with another; the next one puts those right."""
         for metadata in getattr(self, "retained", {}).values():
             needed: dict[str, list[FileHandle]] = {}
-            for handle in uploaded_files(metadata).values():
+            for _key, handle in keyed_files(metadata.subtasks):
                 if handle.whole:
                     assert handle.size < SMALL
                     needed.setdefault(handle.path, []).append(handle)

@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.errors import DamagedFileError
-from strandline.state.batch import merge as module
-from strandline.state.batch.merge import changes, merge
+from strandline.state.batch.merge import merge, merged_changes
 from strandline.state.batch.segment import (
     SegmentHeader,
-    read_header,
     read_segment,
     read_table,
     write_segment,
@@ -76,7 +74,7 @@ def test_merged_tables_hold_the_last_change_of_every_key_in_order(
         target = Path(folder) / "merged.segment"
         sealed = write_table(target, header(9), merged)
         assert (sealed.entries, sealed.size_bytes) == (merged.num_rows, target.stat().st_size)
-        assert read_header(target) == header(9)
+        assert read_segment(target)[0] == header(9)
         assert entries(read_table(target)) == entries(merged)
 
 
@@ -86,17 +84,12 @@ def test_changes_applied_in_their_order_give_the_state(
     segments: list[Changes], key_groups: range | None, at_once: int
 ) -> None:
     """Also where not all segments are merged at once: then a key may come again, its last change last."""
-    before = module.AT_ONCE_BYTES
-    module.AT_ONCE_BYTES = at_once
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            state: Changes = {}
-            for keys, values in changes(written(Path(folder), segments), key_groups):
-                assert keys == sorted(set(keys))
-                state.update(zip(keys, values, strict=True))
-            assert dict(sorted(state.items())) == expected(segments, key_groups)
-    finally:
-        module.AT_ONCE_BYTES = before
+    with tempfile.TemporaryDirectory() as folder:
+        state: Changes = {}
+        for keys, values in merged_changes(written(Path(folder), segments), key_groups, at_once):
+            assert keys == sorted(set(keys))
+            state.update(zip(keys, values, strict=True))
+        assert dict(sorted(state.items())) == expected(segments, key_groups)
 
 
 @settings(deadline=None, max_examples=40)
@@ -114,7 +107,7 @@ def test_many_entries_come_in_chunks(tmp_path: Path) -> None:
     keys = [number.to_bytes(4, "big") for number in range(2 * CHUNK_ENTRIES + 5)]
     older: Changes = dict.fromkeys(keys, b"older")
     newer: Changes = dict.fromkeys(keys[::2], b"newer") | dict.fromkeys(keys[1::4])
-    found = list(changes(written(tmp_path, [older, newer], per_chunk=CHUNK_ENTRIES)))
+    found = list(merged_changes(written(tmp_path, [older, newer], per_chunk=CHUNK_ENTRIES)))
     assert [len(chunk) for chunk, _values in found] == [CHUNK_ENTRIES, CHUNK_ENTRIES, 5]
     merged = {key: value for chunk, values in found for key, value in zip(chunk, values, strict=True)}
     assert merged == {**older, **newer}
@@ -122,14 +115,14 @@ def test_many_entries_come_in_chunks(tmp_path: Path) -> None:
 
 def test_large_values_come_in_small_chunks(tmp_path: Path) -> None:
     large: Changes = {bytes([0, 0, number]): bytes(20 << 20) for number in range(3)}
-    found = list(changes(written(tmp_path, [large, {b"\0\0\1": None}])))
+    found = list(merged_changes(written(tmp_path, [large, {b"\0\0\1": None}])))
     assert [keys for keys, _values in found] == [[b"\0\0\0"], [b"\0\0\1", b"\0\0\2"]]
     assert [value and len(value) for _keys, values in found for value in values] == [20 << 20, None, 20 << 20]
 
 
 def test_no_segments_and_empty_segments_change_nothing(tmp_path: Path) -> None:
-    assert list(changes([])) == []
-    assert [chunk for chunk in changes(written(tmp_path, [{}, {}, {}])) if chunk[0]] == []
+    assert list(merged_changes([])) == []
+    assert [chunk for chunk in merged_changes(written(tmp_path, [{}, {}, {}])) if chunk[0]] == []
     assert merge([read_table(path) for path in written(tmp_path, [{}, {}])]).num_rows == 0
 
 
@@ -160,7 +153,7 @@ def test_one_damaged_segment_is_an_error_before_any_change_comes(segments: list[
     segments[which].write_bytes(damaged)
     try:
         with pytest.raises(DamagedFileError):
-            next(changes(segments))
+            next(merged_changes(segments))
         with pytest.raises(DamagedFileError):
             read_table(segments[which])
     finally:
@@ -170,7 +163,7 @@ def test_one_damaged_segment_is_an_error_before_any_change_comes(segments: list[
 def test_a_missing_segment_is_an_error(tmp_path: Path) -> None:
     paths = written(tmp_path, [{b"\0\0": b"x"}])
     with pytest.raises(DamagedFileError):
-        list(changes([*paths, tmp_path / "missing.segment"]))
+        list(merged_changes([*paths, tmp_path / "missing.segment"]))
 
 
 def test_what_is_read_as_a_table_is_what_is_read_in_chunks(tmp_path: Path) -> None:

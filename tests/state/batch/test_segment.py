@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.errors import DamagedFileError, StorageFullError
-from strandline.state.batch.segment import Chunk, SegmentHeader, read_header, read_segment, write_segment
-from strandline.state.disk import disk_full_names
+from strandline.state.batch.segment import Chunk, SegmentHeader, read_segment, write_segment
+from strandline.state.disk_full import disk_full_error
 
 HEADER = SegmentHeader(generation=3, batch=1_000_012, round=1, operator="visits", subtask=2, attempt=77)
 CHUNKS: list[Chunk] = [([b"aa", b"bb"], [b"1", None]), ([b"cc"], [b""])]
@@ -39,7 +39,6 @@ def test_a_segment_gives_back_what_was_sealed(
     segment = write_segment(path, header, iter(chunks))
     assert (segment.header, segment.entries) == (header, sum(len(keys) for keys, _ in chunks))
     assert segment.size_bytes == path.stat().st_size
-    assert read_header(path) == header
     found, entries = read_segment(path)
     assert found == header
     assert list(entries) == chunks
@@ -75,9 +74,8 @@ def test_a_flipped_byte_is_found_in_a_large_segment_too(
 
 
 def test_a_missing_segment_is_a_damaged_one(tmp_path: Path) -> None:
-    for read in (read_header, read_segment):
-        with pytest.raises(DamagedFileError, match="missing"):
-            read(tmp_path / "none")
+    with pytest.raises(DamagedFileError, match="missing"):
+        read_segment(tmp_path / "none")
 
 
 def test_a_header_is_never_read_wrong(tmp_path: Path) -> None:
@@ -87,7 +85,7 @@ def test_a_header_is_never_read_wrong(tmp_path: Path) -> None:
     for at in range(60):
         path.write_bytes(good[:at] + bytes((good[at] ^ 1,)) + good[at + 1 :])
         with suppress(DamagedFileError):
-            assert read_header(path) == HEADER
+            assert read_segment(path)[0] == HEADER
 
 
 def test_a_failed_seal_leaves_nothing_and_keeps_the_older_file(tmp_path: Path) -> None:
@@ -121,7 +119,7 @@ def test_an_error_of_the_disk_itself_reaches_the_caller(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_known_by_number_and_by_message(tmp_path: Path) -> None:
     for error in (OSError(errno.EDQUOT, "?"), Exception("IO error: No space left on device: 000012.sst")):
-        with pytest.raises(StorageFullError), disk_full_names(tmp_path):
+        with pytest.raises(StorageFullError), disk_full_error(tmp_path):
             raise error
-    with pytest.raises(ValueError), disk_full_names(tmp_path):
+    with pytest.raises(ValueError), disk_full_error(tmp_path):
         raise ValueError("other")

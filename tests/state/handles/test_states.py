@@ -17,8 +17,7 @@ from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
 from strandline.state.coding.keys import EncodedKeys, KeyEncoder
 from strandline.state.descriptors import StateDescriptor
-from strandline.state.handles import states as access
-from strandline.state.handles.states import KeyScope, ListState, MapState, ValueState
+from strandline.state.handles.states import LIST_ENTRY_BYTES, KeyScope, ListState, MapState, ValueState
 
 KEYS = ["", "a", "aa", "b", None]
 
@@ -26,12 +25,18 @@ KEYS = ["", "a", "aa", "b", None]
 class World:
     """One value, list and map state over a heap backend."""
 
-    def __init__(self, spill: Path) -> None:
+    def __init__(self, spill: Path, list_entry_bytes: int = LIST_ENTRY_BYTES) -> None:
         self.scope = KeyScope()
         self.value = ValueState(
             StateDescriptor("v", "value", "n long, s string"), parse_schema("n long, s string"), self.scope, "state 'v'"
         )
-        self.list = ListState(StateDescriptor("l", "list", "long"), parse_schema("long"), self.scope, "state 'l'")
+        self.list = ListState(
+            StateDescriptor("l", "list", "long"),
+            parse_schema("long"),
+            self.scope,
+            "state 'l'",
+            entry_bytes=list_entry_bytes,
+        )
         self.map = MapState(
             StateDescriptor("m", "map", "n long", "x double"),
             parse_schema("double"),
@@ -49,7 +54,7 @@ class World:
         return changes
 
     def commit(self, changes: ChangeSet) -> None:
-        self.scope.settle()
+        self.scope.flush()
         self.scope.end()
         for keys, values in changes.chunks():
             self.backend.apply(keys, values)
@@ -91,30 +96,27 @@ visits = st.lists(st.tuples(st.integers(0, len(KEYS) - 1), st.lists(step, max_si
 def test_handles_follow_a_plain_python_model(
     tmp_path_factory: pytest.TempPathFactory, batches: list[Any], commits: list[bool], small: bool
 ) -> None:
-    world = World(tmp_path_factory.getbasetemp() / "spill")
+    world = World(tmp_path_factory.getbasetemp() / "spill", 4 if small else LIST_ENTRY_BYTES)
     kept: dict[int, tuple[Any, list[int], dict[float, int]]] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        if small:
-            patch.setattr(access, "_LIST_ENTRY_BYTES", 4)
-        for number, batch in enumerate(batches):
-            changes = world.begin(number)
-            model = {at: (value, list(items), dict(entries)) for at, (value, items, entries) in kept.items()}
-            for at, steps in batch:
-                world.scope.index = at
-                for name, given_value in steps:
-                    value, items, entries = model.get(at, (None, [], {}))
-                    model[at] = apply(world, name, given_value, value, items, entries)
-                compare(world, *model.get(at, (None, [], {})))
-                world.scope.settle()
-            if commits[number]:
-                world.commit(changes)
-                kept = model
-            else:
-                changes.discard()
-        world.begin(99)
-        for at in range(len(KEYS)):
+    for number, batch in enumerate(batches):
+        changes = world.begin(number)
+        model = {at: (value, list(items), dict(entries)) for at, (value, items, entries) in kept.items()}
+        for at, steps in batch:
             world.scope.index = at
-            compare(world, *kept.get(at, (None, [], {})))
+            for name, given_value in steps:
+                value, items, entries = model.get(at, (None, [], {}))
+                model[at] = apply(world, name, given_value, value, items, entries)
+            compare(world, *model.get(at, (None, [], {})))
+            world.scope.flush()
+        if commits[number]:
+            world.commit(changes)
+            kept = model
+        else:
+            changes.discard()
+    world.begin(99)
+    for at in range(len(KEYS)):
+        world.scope.index = at
+        compare(world, *kept.get(at, (None, [], {})))
 
 
 def apply(world: World, name: str, given_value: Any, value: Any, items: list[int], entries: dict[float, int]) -> Any:
@@ -193,8 +195,8 @@ def test_a_value_that_the_user_changes_later_does_not_change_state(world: World)
     assert list(state.get()) == [[1]]
 
 
-def test_lists_keep_the_order_of_batches_and_of_entries(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "_LIST_ENTRY_BYTES", 50)
+def test_lists_keep_the_order_of_batches_and_of_entries(tmp_path: Path) -> None:
+    world = World(tmp_path, list_entry_bytes=50)
     for batch in (1, 300, 70_000):
         changes = world.begin(batch, ["a"])
         world.scope.index = 0
@@ -214,20 +216,6 @@ def test_a_map_may_be_changed_while_it_is_walked_through(world: World) -> None:
         world.map.put(key + 10, value)
         world.map.remove(key)
     assert dict(world.map.items()) == {float(key + 10): key for key in range(5)}
-
-
-def test_sparks_own_names_work(world: World) -> None:
-    world.begin(1)
-    world.scope.index = 0
-    world.list.appendValue(1)
-    world.list.appendList([2, 3])
-    assert list(world.list.get()) == [1, 2, 3]
-    world.map.updateValue(1.0, 7)
-    assert world.map.getValue(1.0) == 7
-    assert world.map.containsKey(1.0)
-    assert list(world.map.iterator()) == [(1.0, 7)]
-    world.map.removeKey(1.0)
-    assert not world.map.exists()
 
 
 def test_update_with_none_clears_and_a_tuple_of_none_stores_a_null(world: World) -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from strandline.errors import JobDefinitionError
 from strandline.operators.process.keyed_process import KeyedProcessor
-from strandline.state.handles import ttl
-from strandline.state.handles.ttl import parse_ttl
+from strandline.state.handles.ttl import DEFAULT_SWEEP, SweepBudget, parse_ttl
 from strandline.testing.harness import ProcessorHarness
 
 TTL_MS = 10
@@ -56,9 +55,9 @@ class Steps(KeyedProcessor):
             case "map-values":
                 return sorted(self.map.values())
             case "map-get":
-                return self.map.getValue(x % 3, -1)
+                return self.map.get(x % 3, -1)
             case "map-contains":
-                return self.map.containsKey(x % 3)
+                return self.map.contains(x % 3)
             case "map?":
                 return self.map.exists()
             case "update":
@@ -72,7 +71,7 @@ class Steps(KeyedProcessor):
             case "clear-list":
                 return self.list.clear()
             case "put":
-                return self.map.updateValue(x % 3, x)
+                return self.map.put(x % 3, x)
             case "remove":
                 return self.map.remove(x % 3)
             case _:
@@ -167,8 +166,7 @@ batch = st.tuples(rows, st.integers(0, 12), st.sampled_from(["commit", "commit",
 @given(batches=st.lists(batch, max_size=6), swept=st.sampled_from([0, 1, 512]))
 def test_states_with_a_ttl_follow_a_plain_model(update: str, batches: Any, swept: int) -> None:
     models = {key: Model(update == "read_and_write") for key in "ab"}
-    with pytest.MonkeyPatch.context() as patch, harness(Steps(update)) as h:
-        patch.setattr(ttl, "_SWEEP_ENTRIES", swept)
+    with harness(Steps(update), SweepBudget(swept)) as h:
         for steps, passed, how in batches:
             h.processing_time_ms += passed
             now = {key: model.copy().at(h.processing_time_ms) for key, model in models.items()}
@@ -186,9 +184,13 @@ def test_states_with_a_ttl_follow_a_plain_model(update: str, batches: Any, swept
                 assert h.state("m", key) == {at: item[0] for at, item in seen.map.items()}
 
 
-def harness(processor: KeyedProcessor) -> ProcessorHarness:
+def harness(processor: KeyedProcessor, sweep_budget: SweepBudget = DEFAULT_SWEEP) -> ProcessorHarness:
     return ProcessorHarness(
-        processor, input_schema="k string, op string, x long", key="k", output_schema="k string, seen string"
+        processor,
+        input_schema="k string, op string, x long",
+        key="k",
+        output_schema="k string, seen string",
+        sweep_budget=sweep_budget,
     )
 
 
@@ -201,10 +203,8 @@ def test_a_value_lives_up_to_its_time_and_no_longer() -> None:
         assert h.process([("a", "get", 0), ("a", "value?", 0)]) == [("a", "None"), ("a", "False")]
 
 
-def test_state_of_keys_that_never_come_back_goes_a_bounded_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ttl, "_SWEEP_ENTRIES", 100)
-    monkeypatch.setattr(ttl, "_SWEEPS_PER_WRITE", 0)
-    with harness(Steps("write")) as h:
+def test_state_of_keys_that_never_come_back_goes_a_bounded_part_at_a_time() -> None:
+    with harness(Steps("write"), SweepBudget(entries=100, per_write=0)) as h:
         h.process([(f"k{at}", op, 1) for at in range(400) for op in ("update", "append", "put")])
         h.processing_time_ms += TTL_MS
         sizes = [len(list(h._backend.scan(b"")))]

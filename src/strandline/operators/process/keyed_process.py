@@ -33,7 +33,7 @@ from strandline.state.coding.keys import KeyEncoder, key_group_range
 from strandline.state.descriptors import StateDescriptor
 from strandline.state.handles.states import KeyScope
 from strandline.state.handles.timers import TIMERS, Timers, TimerService, keys_of, time_of
-from strandline.state.handles.ttl import Sweep
+from strandline.state.handles.ttl import DEFAULT_SWEEP, Sweep, SweepBudget
 
 __all__ = ["KeyedProcessor", "ProcessContext", "ProcessOperator", "user_traceback"]
 
@@ -95,6 +95,7 @@ class ProcessOperator(Operator):
         event_time: str | None = None,
         late: str | None = None,
         side_outputs: Mapping[str, str | StructType] | None = None,
+        sweep_budget: SweepBudget = DEFAULT_SWEEP,
     ) -> None:
         self.uid = uid
         self.key_columns = tuple(key_columns)
@@ -107,6 +108,7 @@ class ProcessOperator(Operator):
         self.timer_service = timer_service
         self.event_time = event_time
         self.late = late
+        self.sweep_budget = sweep_budget
         self.side_outputs = {name: parse_schema(schema) for name, schema in (side_outputs or {}).items()}
         if late not in (None, "drop"):
             self.side_outputs.setdefault(str(late), input_schema)
@@ -242,7 +244,7 @@ class Running:
         context = self.context
         context._opening = False
         if context._expiring:
-            self._sweep = Sweep(context._expiring, self._groups)
+            self._sweep = Sweep(context._expiring, self._groups, self._operator.sweep_budget)
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         scope, context, process, sides = self._scope, self.context, self._operator.processor.process, self._sides
@@ -273,8 +275,8 @@ class Running:
                         raise self._explained(error, chunks.error or output.error, key, batch, methods.rows) from None
                     for _ in own:
                         pass  # what the user did not read must not be taken for the next key's rows
-                    if scope.unsettled:
-                        scope.settle()
+                    if scope.unflushed:
+                        scope.flush()
                     if sides is not None and sides.ready:
                         yield from sides.take()
             if self._timers is not None:
@@ -325,7 +327,7 @@ class Running:
                 if self._fires_deleted or not timers.cancelled(timer):
                     scope.index = at
                     yield from self._call_timer(keys[at], time_of(timer), batch, output)
-                    scope.settle()
+                    scope.flush()
                     timers.done(timer)
                     if self._sides is not None and self._sides.ready:
                         yield from self._sides.take()

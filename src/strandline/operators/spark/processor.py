@@ -227,7 +227,7 @@ class _SparkRunning(Running):
                             adapter.on_initial(key, item)
                     except Exception as error:  # noqa: BLE001  # user code may raise anything
                         raise self._explained(error, chunks.error, key, batch, "handleInitialState") from None
-                    scope.settle()
+                    scope.flush()
             if self._timers is not None:
                 self._operator.next_timer_ms = self._timers.earliest()
                 self._timers.forget()

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from strandline.operators.base import SubtaskInfo
 from strandline.operators.timed.packs import Items, PackCodec
-from strandline.state.backends.base import prefix_end
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import key_group_range, state_prefix
 from strandline.state.descriptors import StateDescriptor
+from strandline.state.key_ranges import prefix_end
 
 NEVER: Final = (1 << 63) - 1
 UNKNOWN: Final = -(1 << 63)

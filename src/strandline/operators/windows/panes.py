@@ -26,10 +26,10 @@ from strandline.operators.timed.time_index import TIME_BYTES, TimeIndex, time_by
 from strandline.operators.windows.specs import SlidingWindow
 from strandline.operators.windows.state import TIME_COLUMN, WindowBatch, WindowRows, WindowSettings, WindowState
 from strandline.pyspark_releases import spark_schema
-from strandline.state.backends.base import prefix_end
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import KeyEncoder, state_prefix
 from strandline.state.descriptors import StateDescriptor
+from strandline.state.key_ranges import prefix_end
 
 PANES: Final = "panes"
 TIMES: Final = "pane-times"

@@ -31,10 +31,10 @@ from strandline.operators.windows.session_entries import SessionCodec, Sessions,
 from strandline.operators.windows.specs import SessionWindow
 from strandline.operators.windows.state import TIME_COLUMN, WindowBatch, WindowRows, WindowSettings, WindowState
 from strandline.pyspark_releases import spark_schema
-from strandline.state.backends.base import prefix_end
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import EncodedKeys, KeyEncoder, canonical_column, state_prefix
 from strandline.state.descriptors import StateDescriptor
+from strandline.state.key_ranges import prefix_end
 
 SESSIONS: Final = "sessions"
 ENDS: Final = "session-ends"

@@ -21,8 +21,8 @@ from strandline.runtime.slot.rocksdb_factory import tuning
 from strandline.state.backends.base import StateBackend
 from strandline.state.backends.factory import RestoredFile, load_snapshot, open_backend
 from strandline.state.backends.rocksdb import RocksDBMemory
-from strandline.state.batch.merge import changes
-from strandline.state.disk import disk_full_names
+from strandline.state.batch.merge import merged_changes
+from strandline.state.disk_full import disk_full_error
 from strandline.storage import open_storage
 from strandline.storage.checksums import checksum
 from strandline.storage.external import fetch_file
@@ -163,7 +163,7 @@ def _durable_parts(spec: SlotSpec, target: Path, durable: Sequence[SubtaskState]
 
 
 def _apply(backend: StateBackend, segments: Sequence[Path], key_groups: range | None = None) -> None:
-    for keys, values in changes(segments, key_groups):
+    for keys, values in merged_changes(segments, key_groups):
         backend.apply(keys, values)
 
 
@@ -186,7 +186,7 @@ def _download(
         path = target / (f"{position}-{file.name}" if file.is_segment else file.name)
         restored = RestoredFile(file.name, path, file.identity, file.shared)
         if file.handle is None:
-            with disk_full_names(target):
+            with disk_full_error(target):
                 path.write_bytes(file.inline or b"")
             return restored, 0, 0
         if spec.copies is not None and find_copy(Path(spec.copies), file, path):
@@ -195,7 +195,7 @@ def _download(
         what = f"job {spec.run.job}, {whose}: {storage.url}/{file.handle.path}"
         advice = "Restore from another checkpoint, or bring the file back."
         try:
-            with disk_full_names(target):
+            with disk_full_error(target):
                 fetch_file(storage, file.handle.path, path, file.handle.part)
         except NotFoundError as error:
             raise DamagedFileError(f"{what} is missing, though the checkpoint needs it. {advice}") from error

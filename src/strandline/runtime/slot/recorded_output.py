@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.state.disk import disk_full_names
+from strandline.state.disk_full import disk_full_error
 
 
 class RecordedOutput:
@@ -29,7 +29,7 @@ class RecordedOutput:
             self._held.append(batch)
             self._held_bytes += batch.nbytes
             return
-        with disk_full_names(self._path.parent):
+        with disk_full_error(self._path.parent):
             if self._spill is None:
                 self._spill = pa.ipc.new_stream(str(self._path), self.schema)
             self._spill.write_batch(batch)
@@ -37,7 +37,7 @@ class RecordedOutput:
     def seal(self) -> None:
         """No more batches come."""
         if self._spill is not None:
-            with disk_full_names(self._path.parent):
+            with disk_full_error(self._path.parent):
                 self._spill.close()
 
     def batches(self) -> Iterator[pa.RecordBatch]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.runtime.task.relay import current_batch
-from strandline.state.disk import disk_full_names
+from strandline.state.disk_full import disk_full_error
 from strandline.storage import open_storage
 
 MANIFEST = "sink string, staged string, final string, rows long, size long"
@@ -46,7 +46,7 @@ class ParquetWriter:
             local = Path(folder) / "rows.parquet"
             rows = 0
             with (
-                disk_full_names(Path(folder)),
+                disk_full_error(Path(folder)),
                 pq.ParquetWriter(local, first.schema, compression=self.compression) as out,
             ):
                 batch: pa.RecordBatch | None = first

@@ -26,7 +26,7 @@ from strandline.errors import CheckpointError, StorageError
 from strandline.runtime.protocol.messages import SnapshotReport, UploadSettings
 from strandline.runtime.taskmanager.local_copies import LocalCopies
 from strandline.state.chunks import grouped
-from strandline.state.disk import disk_full_names
+from strandline.state.disk_full import disk_full_error
 from strandline.storage import Storage
 from strandline.storage.checksums import checksum, checksum_text
 from strandline.storage.paths import JobPaths
@@ -265,7 +265,7 @@ class SnapshotUploader:
         path = self._paths.shared(f"{uuid.uuid4().hex}-group")
         parts: list[tuple[int, str]] = []
         with tempfile.NamedTemporaryFile(prefix="strandline-group-", dir=group[0].local.parent.parent) as target:
-            with disk_full_names(Path(target.name)):
+            with disk_full_error(Path(target.name)):
                 whole = 0
                 for file in group:
                     content = file.local.read_bytes()

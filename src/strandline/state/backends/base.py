@@ -11,12 +11,6 @@ from typing import ClassVar
 from strandline.state.chunks import chunked
 
 
-def prefix_end(prefix: bytes) -> bytes | None:
-    """The first key after all keys that start with `prefix`, or None when there is no such key."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes((kept[-1] + 1,)) if kept else None
-
-
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
     """One local file of a snapshot, ready to be uploaded."""

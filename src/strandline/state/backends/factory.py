@@ -11,19 +11,18 @@ from uuid import uuid4
 
 from strandline.errors import ConfigError, DamagedFileError, DirectoryNotOursError, StorageError, StorageFullError
 from strandline.state.backends.base import StateBackend
-from strandline.state.backends.full_snapshot import FULL_SNAPSHOT_NAME, KEY_GROUP_BYTES, read_full_snapshot
+from strandline.state.backends.full_snapshot import FULL_SNAPSHOT_NAME, read_full_snapshot
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.backends.rocksdb import RocksDBBackend, RocksDBMemory, RocksDBOptions, live_files
 from strandline.state.backends.rocksdb_tuning import Tune
 from strandline.state.chunks import chunked
-from strandline.state.disk import disk_full_names
+from strandline.state.disk_full import disk_full_error
+from strandline.state.key_ranges import AFTER_ALL_KEYS, key_range
 
 BACKENDS: Final = (RocksDBBackend.name, HeapBackend.name)
 _DEFAULT_MEMORY: Final = 64 << 20
 _MERGE_MEMORY: Final = 32 << 20
 _DEFAULT_OPTIONS: Final = RocksDBOptions()
-_BEYOND: Final = b"\xff" * (KEY_GROUP_BYTES + 1)
-"""After every key: there are at most 32768 key groups."""
 
 
 class RestoredFile(NamedTuple):
@@ -95,7 +94,7 @@ def load_snapshot(
     try:
         other = _open_in_place(folder, files, _MERGE_MEMORY)
         try:
-            backend.load(chunked(other.scan(*_key_range(key_groups))), scratch)
+            backend.load(chunked(other.scan(*key_range(key_groups))), scratch)
         finally:
             other.close()
     finally:
@@ -139,7 +138,7 @@ def _is_full(files: Sequence[RestoredFile]) -> bool:
 
 def _lay_out(files: Sequence[RestoredFile], directory: Path) -> None:
     """Give `directory` the files under their names: links for immutable ones, copies for those RocksDB may write to."""
-    with disk_full_names(directory):
+    with disk_full_error(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for file in files:
             target = directory / file.name
@@ -157,19 +156,8 @@ def _lay_out(files: Sequence[RestoredFile], directory: Path) -> None:
                 raise DamagedFileError(f"{file.path}, a file of the restored state, is missing") from error
 
 
-def _key_range(key_groups: range | None) -> tuple[bytes, bytes | None]:
-    if key_groups is None:
-        return b"", None
-    return _first_key(key_groups.start) or b"", _first_key(key_groups.stop)
-
-
-def _first_key(key_group: int) -> bytes | None:
-    """Where the keys of a key group begin; None after the last possible group."""
-    return key_group.to_bytes(KEY_GROUP_BYTES, "big") if key_group < 1 << 8 * KEY_GROUP_BYTES else None
-
-
 def _clip(backend: RocksDBBackend, key_groups: range) -> None:
-    start, end = _key_range(key_groups)
+    start, end = key_range(key_groups)
     backend.delete_between(b"", start)
     if end is not None:
-        backend.delete_between(end, _BEYOND)
+        backend.delete_between(end, AFTER_ALL_KEYS)

@@ -19,11 +19,11 @@ import msgspec
 import pyarrow as pa
 
 from strandline.errors import ConfigError, DamagedFileError
-from strandline.state.disk import disk_full_names
+from strandline.state.disk_full import disk_full_error
+from strandline.state.key_ranges import KEY_GROUP_BYTES
 
 FULL_SNAPSHOT_NAME: Final = "state.full"
 BLOCK_BYTES: Final = 16 << 20
-KEY_GROUP_BYTES: Final = 2
 COMPRESSIONS: Final = ("none", "snappy", "lz4", "zstd")
 
 _MAGIC: Final = b"SLFULL\x00\x01"
@@ -57,7 +57,7 @@ def write_full_snapshot(path: Path, entries: Iterator[tuple[bytes, bytes]], comp
     """
     kind = _known(compression)
     draft = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-    with disk_full_names(path.parent):
+    with disk_full_error(path.parent):
         try:
             with draft.open("wb") as file:
                 size = _write(file, entries, kind)
@@ -66,12 +66,6 @@ def write_full_snapshot(path: Path, entries: Iterator[tuple[bytes, bytes]], comp
             draft.unlink(missing_ok=True)
             raise
     return size
-
-
-def read_index(path: Path) -> list[Block]:
-    """The blocks of a full snapshot, in key order. Raises `DamagedFileError`."""
-    with _opened(path) as file:
-        return _read_index(path, file).blocks
 
 
 def read_full_snapshot(path: Path, key_groups: range | None = None) -> Iterator[Entries]:

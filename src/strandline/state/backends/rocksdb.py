@@ -30,7 +30,7 @@ from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
 from strandline.state.backends.full_snapshot import FULL_SNAPSHOT_NAME, write_full_snapshot
 from strandline.state.backends.rocksdb_setup import RocksDBMemory, bounded, rocksdict_options, without_log
 from strandline.state.backends.rocksdb_tuning import Tune, check_tuned
-from strandline.state.disk import disk_full_names, is_disk_full
+from strandline.state.disk_full import disk_full_error, is_disk_full
 
 __all__ = ["RocksDBBackend", "RocksDBMemory", "RocksDBOptions"]
 
@@ -115,7 +115,7 @@ class RocksDBBackend(StateBackend):
         return scan
 
     def apply(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        with disk_full_names(self._directory):
+        with disk_full_error(self._directory):
             for at in range(0, len(keys), _BATCH_ENTRIES):
                 some_keys, some_values = keys[at : at + _BATCH_ENTRIES], values[at : at + _BATCH_ENTRIES]
                 batch = WriteBatch(raw_mode=True)
@@ -141,7 +141,7 @@ class RocksDBBackend(StateBackend):
         files: list[str] = []
         options = rocksdict_options(self._options, self._memory)
         try:
-            with disk_full_names(scratch):
+            with disk_full_error(scratch):
                 writer: SstFileWriter | None = None
                 for keys, values in chunks:
                     if writer is None:
@@ -164,14 +164,14 @@ class RocksDBBackend(StateBackend):
 
     def delete_between(self, start: bytes, end: bytes) -> None:
         """Delete all entries with start <= key < end, at the cost of one."""
-        with disk_full_names(self._directory):
+        with disk_full_error(self._directory):
             self._db.delete_range(start, end, self._unlogged)
 
     def snapshot(self, directory: Path, *, full: bool = False) -> Snapshot:
         incremental = self._incremental and not full
         frozen = directory if incremental else directory / "frozen"
         frozen.parent.mkdir(parents=True, exist_ok=True)
-        with disk_full_names(frozen.parent):
+        with disk_full_error(frozen.parent):
             Checkpoint(self._db).create_checkpoint(str(frozen))
         self._deletes += self._unflushed_deletes
         self._unflushed_deletes = 0
@@ -221,7 +221,7 @@ def live_files(directory: Path) -> set[str]:
 
 
 def _open(directory: Path, options: Options, access: AccessType = _READ_WRITE) -> Rdict:
-    with disk_full_names(directory):
+    with disk_full_error(directory):
         try:
             # Named as the column family's, too: else rocksdict (0.3.29) opens what exists with the options and a small
             # cache of its own that it finds in the folder, and ours count for nothing but the database as a whole.

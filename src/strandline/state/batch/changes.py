@@ -11,10 +11,11 @@ from uuid import uuid4
 
 from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, ReadOptions, WriteBatch
 
-from strandline.state.backends.base import StateBackend, prefix_end
+from strandline.state.backends.base import StateBackend
 from strandline.state.backends.rocksdb_setup import bounded, without_log
 from strandline.state.chunks import CHUNK_ENTRIES, chunked, halved
-from strandline.state.disk import disk_full_names
+from strandline.state.disk_full import disk_full_error
+from strandline.state.key_ranges import prefix_end
 from strandline.state.sorted_runs import SortedRuns
 
 _ENTRY_OVERHEAD: Final = 170
@@ -185,7 +186,7 @@ class _Scratch:
         options.set_compression_type(DBCompressionType.lz4())
         options.set_keep_log_file_num(1)
         self._unlogged = without_log()
-        with disk_full_names(parent):
+        with disk_full_error(parent):
             self._db = Rdict(str(self._folder), options)
         self._count = 0
         self.size_bytes = 0
@@ -206,7 +207,7 @@ class _Scratch:
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         keys = sorted(changes)
-        with disk_full_names(self._folder.parent):
+        with disk_full_error(self._folder.parent):
             for at in range(0, len(keys), CHUNK_ENTRIES):
                 chunk = keys[at : at + CHUNK_ENTRIES]
                 self._count += self.count_unknown(chunk)

@@ -20,8 +20,8 @@ import msgspec
 import pyarrow as pa
 
 from strandline.errors import DamagedFileError
-from strandline.state.backends.full_snapshot import KEY_GROUP_BYTES
-from strandline.state.disk import disk_full_names
+from strandline.state.disk_full import disk_full_error
+from strandline.state.key_ranges import first_key
 
 _MAGIC: Final = b"SLSEG\x00\x00\x01"
 _HEAD: Final = struct.Struct("<8sII")
@@ -72,11 +72,6 @@ def write_table(path: Path, header: SegmentHeader, table: pa.Table) -> Segment:
     return _seal(path, header, (batch.cast(_SCHEMA) for batch in table.to_batches(max_chunksize=_TABLE_ROWS)))
 
 
-def read_header(path: Path) -> SegmentHeader:
-    """Whose segment this is; only the header is checked. Raises `DamagedFileError`."""
-    return _open(path)[0]
-
-
 def read_segment(path: Path) -> tuple[SegmentHeader, Iterator[Chunk]]:
     """The header and the changes; the whole file is verified first. Raises `DamagedFileError`."""
     header, start = _open(path)
@@ -96,10 +91,8 @@ def read_table(path: Path, key_groups: range | None = None) -> pa.Table:
         return table
     keys = table.column("key")
     first, end = (
-        bisect_left(range(len(keys)), group.to_bytes(KEY_GROUP_BYTES + 1, "big")[1:], key=lambda at: keys[at].as_py())
-        if group < 1 << 8 * KEY_GROUP_BYTES
-        else len(keys)
-        for group in (key_groups.start, key_groups.stop)
+        len(keys) if bound is None else bisect_left(range(len(keys)), bound, key=lambda at: keys[at].as_py())
+        for bound in map(first_key, (key_groups.start, key_groups.stop))
     )
     return table.slice(first, end - first)
 
@@ -142,7 +135,7 @@ def _batch(keys: list[bytes], values: list[bytes | None]) -> pa.RecordBatch:
 
 def _seal(path: Path, header: SegmentHeader, batches: Iterable[pa.RecordBatch]) -> Segment:
     draft = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-    with disk_full_names(path.parent):
+    with disk_full_error(path.parent):
         try:
             with draft.open("wb", buffering=0) as file:
                 entries, size = _write(file, header, batches)

@@ -10,13 +10,14 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import SchemaError, StrandlineError
 from strandline.pyspark_releases import arrow_schema
-from strandline.state.backends.base import StateBackend, prefix_end
+from strandline.state.backends.base import StateBackend
 from strandline.state.coding.codec import ValueCodec
 from strandline.state.coding.ddl import parse_schema
 from strandline.state.coding.keys import KeyEncoder
 from strandline.state.descriptors import StateDescriptor
 from strandline.state.handles.timers import time_of, times_prefix
 from strandline.state.handles.ttl import STAMP_BYTES, stamp_of
+from strandline.state.key_ranges import prefix_end
 
 _GROUP: Final = "key group"
 

@@ -14,8 +14,8 @@ from strandline.state.coding.codec import ValueCodec
 from strandline.state.coding.keys import EncodedKeys
 from strandline.state.descriptors import StateDescriptor
 
-_LIST_ENTRY_BYTES: Final = 64 << 10
-"""Appended values are written in entries of about this size, so that a long list is never one value."""
+LIST_ENTRY_BYTES: Final = 64 << 10
+"""The size of a stored list entry. A long list is split into entries, so that no stored value becomes large."""
 
 
 class KeyScope:
@@ -25,7 +25,7 @@ class KeyScope:
     from key to key. `index` is -1 while no key is current; handles refuse access then.
     """
 
-    __slots__ = ("_handles", "batch_id", "changes", "index", "keys", "now_ms", "unsettled", "values")
+    __slots__ = ("_handles", "batch_id", "changes", "index", "keys", "now_ms", "unflushed", "values")
 
     def __init__(self) -> None:
         self.index = -1
@@ -34,7 +34,7 @@ class KeyScope:
         self.now_ms = 0
         self.values: Sequence[tuple[Any, ...]] = ()
         """The loaded keys as user code sees them."""
-        self.unsettled: list[ListState] = []
+        self.unflushed: list[ListState] = []
         self._handles: list[ValueState | ListState | MapState] = []
         self.keys: EncodedKeys | None = None
 
@@ -48,7 +48,7 @@ class KeyScope:
         self.changes = changes
         self.batch_id = batch_id
         self.now_ms = now_ms
-        self.unsettled.clear()
+        self.unflushed.clear()
         for handle in self._handles:
             handle._begin()
 
@@ -66,11 +66,11 @@ class KeyScope:
                 size += handle._prefetch(keys, order)
         return size
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Write what list states hold back; due when a key is done."""
-        for handle in self.unsettled:
-            handle._settle()
-        self.unsettled.clear()
+        for handle in self.unflushed:
+            handle._flush()
+        self.unflushed.clear()
 
     def end(self) -> None:
         """Leave the batch; no key is current any more."""
@@ -78,7 +78,7 @@ class KeyScope:
         self.changes = None
         self.keys = None
         self.values = ()
-        self.unsettled.clear()
+        self.unflushed.clear()
         for handle in self._handles:
             handle._forget()
 
@@ -201,12 +201,24 @@ class _Entries:
 
 
 class ListState(_Entries):
-    """A list of rows per key. Appending reads nothing: a key gets one more entry per batch, named by the batch."""
+    """A list of rows per key. Appending reads nothing: every batch adds an entry of its own, named by the batch.
 
-    __slots__ = ("_bytes", "_codec", "_count", "_held")
+    Appended values are collected up to `entry_bytes` before they are written as one entry.
+    """
 
-    def __init__(self, descriptor: StateDescriptor, schema: StructType, scope: KeyScope, where: str) -> None:
+    __slots__ = ("_bytes", "_codec", "_count", "_entry_bytes", "_held")
+
+    def __init__(
+        self,
+        descriptor: StateDescriptor,
+        schema: StructType,
+        scope: KeyScope,
+        where: str,
+        *,
+        entry_bytes: int = LIST_ENTRY_BYTES,
+    ) -> None:
         super().__init__(descriptor, scope)
+        self._entry_bytes = entry_bytes
         self._codec = ValueCodec(schema, where)
         self._held: list[bytes] = []
         self._bytes = 0
@@ -220,7 +232,7 @@ class ListState(_Entries):
 
     def get(self) -> Iterator[Any]:
         """The key's values, oldest first, as they are at the call."""
-        self._settle()
+        self._flush()
         entries, decode = self._scan(), self._codec.decode_list
         return chain.from_iterable(decode(data) for _, data in entries)
 
@@ -258,13 +270,13 @@ class ListState(_Entries):
 
     def _hold(self, data: bytes) -> None:
         if not self._held:
-            self._scope.unsettled.append(self)
+            self._scope.unflushed.append(self)
         self._held.append(data)
         self._bytes += len(data)
-        if self._bytes >= _LIST_ENTRY_BYTES:
-            self._settle()
+        if self._bytes >= self._entry_bytes:
+            self._flush()
 
-    def _settle(self) -> None:
+    def _flush(self) -> None:
         if self._held:
             # The count goes on from key to key within a batch, so no entry of it is ever overwritten.
             suffix = self._scope.batch_id.to_bytes(8, "big") + self._count.to_bytes(4, "big")
@@ -280,9 +292,6 @@ class ListState(_Entries):
         self._held.clear()
         self._bytes = 0
         self._count = 0
-
-    appendValue = append_value
-    appendList = append
 
 
 class MapState(_Entries):
@@ -352,9 +361,3 @@ class MapState(_Entries):
         if key is None:
             raise SchemaError(f"{self._key_codec.where}: null cannot be a key of a map")
         return self._prefix() + self._key_codec.encode(key)
-
-    getValue = get
-    updateValue = put
-    containsKey = contains
-    removeKey = remove
-    iterator = items

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.errors import StrandlineError
-from strandline.state.backends.base import prefix_end
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import EncodedKeys, state_prefix
 from strandline.state.handles.states import KeyScope
+from strandline.state.key_ranges import prefix_end
 
 TimerService = Literal["heap", "rocksdb"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Literal, get_args
 
@@ -10,19 +11,16 @@ from pyspark.sql.types import StructType
 
 from strandline.config.option import DurationLike, parse_duration
 from strandline.errors import JobDefinitionError
-from strandline.state.backends.base import prefix_end
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import state_prefix
 from strandline.state.descriptors import StateDescriptor
 from strandline.state.handles.states import KeyScope, ListState, MapState, ValueState, outside_of_key
+from strandline.state.key_ranges import prefix_end
 
 TtlUpdate = Literal["write", "read_and_write"]
 
 STAMP_BYTES: Final = 8
 _CHUNK: Final = 1000
-_SWEEP_ENTRIES: Final = 512
-_SWEEPS_PER_WRITE: Final = 2
-"""A sweep that looks at two entries for each one written goes round before the dead outnumber the living."""
 _RANGE_COST: Final = 4
 """What opening a scan costs, in entries: a sweep over many empty key groups must end, too."""
 
@@ -221,23 +219,34 @@ class ExpiringMapState(MapState):
     def _begin(self) -> None:
         self.expiry.begin(self._scope.now_ms)
 
-    getValue = get
-    updateValue = put
-    containsKey = contains
-    iterator = items
+
+@dataclass(frozen=True, slots=True)
+class SweepBudget:
+    """How many entries a sweep examines in one batch."""
+
+    entries: int = 512
+    per_write: int = 2
+    """Further entries for each entry written since the last sweep. With two, the sweep passes through the whole state
+    before expired entries outnumber the others."""
+
+
+DEFAULT_SWEEP: Final = SweepBudget()
 
 
 class Sweep:
-    """Removes expired entries of keys that do not come back, a bounded part of the state in every batch.
+    """Removes expired entries of keys that receive no more rows, a bounded part of the state in every batch.
 
-    It goes round and round through the subtask's key groups and remembers where it was. A restart makes it begin anew,
-    a batch that runs again makes it skip a part until the next round: neither can lose anything but time. A job without
-    batches is not swept, and does not grow either; batches for timers count like any other.
+    The sweep passes through the subtask's key groups in a circle and remembers its position. After a restart it begins
+    at the first key group. When a batch is repeated, it skips a part until the next pass. Both only delay the removal.
+    Without batches there is no sweep, but the state does not grow either. Batches that only fire timers count too.
     """
 
-    def __init__(self, states: Sequence[tuple[str, Expiry]], groups: range) -> None:
+    def __init__(
+        self, states: Sequence[tuple[str, Expiry]], groups: range, budget: SweepBudget = DEFAULT_SWEEP
+    ) -> None:
         self._states = states
         self._groups = groups
+        self._budget = budget
         self._range = 0
         self._from = b""
 
@@ -247,9 +256,9 @@ class Sweep:
         Due before the batch writes anything: then scans need not look for its own changes.
         """
         count = len(self._states) * len(self._groups)
-        budget = _SWEEP_ENTRIES
+        budget = self._budget.entries
         for _, expiry in self._states:
-            budget += _SWEEPS_PER_WRITE * expiry.written
+            budget += self._budget.per_write * expiry.written
             expiry.written = 0
         for _ in range(count):
             if budget <= 0:

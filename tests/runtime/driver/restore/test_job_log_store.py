@@ -21,7 +21,6 @@ from strandline.errors import (
     FencedError,
     UnknownOutcomeError,
 )
-from strandline.runtime.driver.restore import job_log as joblog
 from strandline.runtime.driver.restore.job_log import KEPT_ENTRIES, JobLogStore
 from strandline.storage import JobPaths
 from strandline.storage.local import LocalStorage
@@ -61,9 +60,9 @@ def storage() -> Iterator[LocalStorage]:
         yield LocalStorage(root)
 
 
-def driver(storage: LocalStorage) -> JobLogStore:
+def driver(storage: LocalStorage, kept_entries: int = KEPT_ENTRIES) -> JobLogStore:
     """A driver that has just started."""
-    store = JobLogStore(storage, PATHS)
+    store = JobLogStore(storage, PATHS, kept_entries)
     store.load()
     store.take_over()
     return store
@@ -223,11 +222,10 @@ def test_old_entries_are_cut_off(storage: LocalStorage) -> None:
 
 
 @pytest.fixture
-def long_ago(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> JobLogStore:
+def long_ago(storage: LocalStorage) -> JobLogStore:
     """A driver that slept while others wrote so many entries that its next ones are free again."""
-    monkeypatch.setattr(joblog, "KEPT_ENTRIES", 5)
-    asleep = driver(storage)
-    awake = driver(storage)
+    asleep = driver(storage, 5)
+    awake = driver(storage, 5)
     for _ in range(20):
         complete(awake)
     return asleep

@@ -18,9 +18,9 @@ from strandline.checkpoint.metadata import (
     SourcePosition,
     StateFile,
     SubtaskState,
+    keyed_files,
     last_batch,
     segment_name,
-    uploaded_files,
 )
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import CheckpointError
@@ -639,7 +639,7 @@ class Books(RuleBasedStateMachine):
             assert not set(self.book.leftovers()) & self.named()
 
     def named(self) -> set[str]:
-        return {h.path for metadata in self.retained.values() for h in uploaded_files(metadata).values()}
+        return {h.path for metadata in self.retained.values() for _key, h in keyed_files(metadata.subtasks)}
 
     def teardown(self) -> None:
         """Two completed checkpoints later only what is needed is there, and what a dead task manager left."""

@@ -40,9 +40,10 @@ KEPT_ENTRIES = 100
 class JobLogStore:
     """Reads and extends the log of one job."""
 
-    def __init__(self, storage: Storage, paths: JobPaths) -> None:
+    def __init__(self, storage: Storage, paths: JobPaths, kept_entries: int = KEPT_ENTRIES) -> None:
         self._storage = storage
         self._paths = paths
+        self._kept_entries = kept_entries
         self.log = JobLog()
 
     def load(self) -> JobLog:
@@ -144,8 +145,8 @@ class JobLogStore:
 
     def _apply(self, entry: Entry) -> JobLog:
         self.log = self.log.apply(entry)
-        if isinstance(entry, Completed) and entry.sequence >= KEPT_ENTRIES:
-            self._storage.delete([self._paths.log_entry(entry.sequence - KEPT_ENTRIES)])
+        if isinstance(entry, Completed) and entry.sequence >= self._kept_entries:
+            self._storage.delete([self._paths.log_entry(entry.sequence - self._kept_entries)])
         return self.log
 
     def _create(self, entry: Entry) -> Verdict:

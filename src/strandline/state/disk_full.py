@@ -21,7 +21,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 @contextmanager
-def disk_full_names(folder: Path) -> Iterator[None]:
+def disk_full_error(folder: Path) -> Iterator[None]:
     """Raise `StorageFullError` for `folder` when the block fails because its disk is full; other errors pass."""
     try:
         yield

@@ -1,19 +1,24 @@
-"""What all tests share: how they are spread over processes, the JVM's options, and an S3 server."""
+"""What all tests share: how they are spread over processes, the JVM's options, a Spark session and an S3 server."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+os.environ["PYSPARK_PYTHON"] = sys.executable
 # Every JVM that a test starts, in whatever process, lives for seconds: it is not worth its while to optimise much.
 os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
-class OneByOne(LoadScopeScheduling):
+class OneByOne(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """Each process takes the next test when it is through with one. The tests of a class stay in one process."""
 
     def _split_scope(self, nodeid: str) -> str:
@@ -38,3 +43,13 @@ def s3_endpoint() -> Iterator[str]:
 
     with s3_server() as endpoint:
         yield endpoint
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One session for all tests of a process."""
+    from tests.jobs.place import start_spark  # here, so that tests without Spark do not load it
+
+    session = start_spark()
+    yield session
+    session.stop()

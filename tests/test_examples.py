@@ -19,7 +19,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from strandline.testing import ProcessorHarness
-from tests.jobs.conftest import spark  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.spark
 
@@ -36,7 +35,7 @@ def data() -> Iterator[Any]:
 
 
 @pytest.fixture
-def output(data: Any, spark: SparkSession, tmp_path: Path) -> Callable[[str], Path]:  # noqa: F811
+def output(data: Any, spark: SparkSession, tmp_path: Path) -> Callable[[str], Path]:
     """Runs an example, and gives the folder of its output."""
     demo = importlib.import_module("demo")
     return lambda name: demo.run(spark, name, tmp_path)

@@ -28,7 +28,8 @@ from pyspark.sql import SparkSession
 
 import strandline as sl
 from strandline.runtime.protocol.wire import TCP_ONLY
-from tests.jobs.conftest import Place, running_sums, wait_until
+from tests.jobs.place import Place, running_sums
+from tests.waiting import wait_until
 
 
 def executor_of(manager: str) -> int:

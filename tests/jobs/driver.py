@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import wait_until
+
 
 class Driver:
     """Starts and kills the process; as a context, leaves none behind."""
@@ -38,6 +40,16 @@ class Driver:
                 start_new_session=True,
             )
 
+    def await_run(self) -> None:
+        """Wait until the job runs."""
+        wait_until(lambda: self.pids() or not self.running(), seconds=90, what="the start of the driver")
+        assert self.running(), (self.root / "driver.log").read_text()[-3000:]
+
+    def await_death(self, why: str) -> None:
+        """Wait until the process has ended by itself, and take away what it left running."""
+        wait_until(lambda: not self.running(), seconds=60, what=why)
+        self.kill()
+
     def pids(self) -> list[int]:
         """Task managers and slots of the run, once it has begun."""
         return list(json.loads(self._facts.read_text())["pids"]) if self._facts.exists() else []
@@ -61,7 +73,7 @@ class Driver:
 def main() -> None:
     import time
 
-    from tests.jobs.conftest import Place, start_spark
+    from tests.jobs.place import Place, start_spark
 
     root = Path(sys.argv[1])
     options = json.loads(sys.argv[2])

@@ -30,7 +30,7 @@ from strandline.errors import (
     UnknownOptionError,
     UserCodeError,
 )
-from tests.jobs.conftest import SCHEMA, Place, Sum, running_sums
+from tests.jobs.place import SCHEMA, Place, Sum, running_sums
 
 pytestmark = pytest.mark.spark
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import strandline as sl
 from strandline.errors import IncompatibleCheckpointError
-from tests.jobs.conftest import Place, running_sums, wait_until
-from tests.jobs.test_changelog import check_storage, lose_slot, slot_pid
-from tests.jobs.test_restore import chk, metadata
+from tests.jobs.durable import check_storage, chk, metadata
+from tests.jobs.kills import lose_slot, slot_pid
+from tests.jobs.place import Place, running_sums
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
 
@@ -141,7 +142,7 @@ def test_a_changed_job_goes_on_with_what_it_still_has(
     tmp_path: Path, spark: Any, runs: list[sl.JobRun], changelog: bool
 ) -> None:
     place = Changing(tmp_path, spark)
-    options = {"changelog": changelog}
+    options: dict[str, Any] = {"changelog": changelog}
     run = place.first(**options).start()
     runs.append(run)
     feed(place, run, ROWS[:2])

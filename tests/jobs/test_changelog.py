@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,44 +11,18 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.admin.garbage import delete_garbage, find_garbage
 from strandline.admin.verification import Verification
 from strandline.checkpoint.metadata import all_files
-from strandline.storage import LocalStorage
-from strandline.storage.external import inner_path, list_files
-from tests.jobs.conftest import Place, running_sums, wait_until
+from strandline.storage.local import LocalStorage
 from tests.jobs.driver import Driver
-from tests.jobs.test_driver_kills import DELETED, WON
-from tests.jobs.test_recovery import Slow, batches, kill_now_and_then, manager_pids, slot_pids
-from tests.jobs.test_restore import chk, files_of, metadata
+from tests.jobs.durable import check_storage, chk, files_of, metadata
+from tests.jobs.kills import DELETED, WON, Slow, kill_now_and_then, lose_slot, manager_pids, slot_pid, slot_pids
+from tests.jobs.place import Place, batches, running_sums, wait_for_batches
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
 
 LOG: dict[str, Any] = {"changelog": True, "materialization_interval": "700ms", "checkpoint_interval": "100ms"}
-
-
-def slot_pid(run: sl.JobRun, index: int) -> int:
-    (pid,) = [m["slots"][index]["pid"] for m in run.processes().values() if index in m["slots"]]
-    return int(pid)
-
-
-def lose_slot(place: Place, run: sl.JobRun, index: int) -> None:
-    """Kill a slot, and delete everything that it has on local disk, as the loss of its host would."""
-    pid = slot_pid(run, index)
-    (folder,) = (place.root / "local").glob(f"strandline/visits/*/gen-*/slot-{index}")
-    os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(folder)
-
-
-def check_storage(place: Place) -> None:
-    """Every file of the retained checkpoints is there and sound, and nothing else after a collection."""
-    storage = LocalStorage(str(place.checkpoints))
-    delete_garbage(storage, find_garbage(storage, "visits", now=time.time() + 10, min_age=0, take_over=True))
-    verification = Verification(storage, "visits")
-    assert all(found.damage == () for found in verification.run())
-    needed = [handle.path for handle in verification.handles]
-    left = {file.path for file in list_files(storage, "visits", needed) if "/log/" not in inner_path(file.path)}
-    assert {path for path in left if not path.endswith("/_metadata")} == {h.path for h in verification.handles}
 
 
 def test_a_slot_that_is_lost_with_its_files_is_rebuilt_alone_and_the_query_goes_on(
@@ -63,7 +34,7 @@ def test_a_slot_that_is_lost_with_its_files_is_rebuilt_alone_and_the_query_goes_
     runs.append(run)
     for count, rows in enumerate(data[:6], 1):
         place.write(rows)
-        wait_until(lambda count=count: run.figures()["batches"] == count, what="a batch")
+        wait_for_batches(run, count)
         if count == 3:
             run.trigger_checkpoint()
     query = place.spark.streams.active[0].runId
@@ -128,13 +99,12 @@ def test_a_driver_killed_with_the_changelog_on(place: Place) -> None:
     for number, moment in enumerate(moments):
         driver = Driver(place.root, **LOG, faults={**faults, "kill_pattern": moment})
         driver.start()
-        wait_until(lambda driver=driver: driver.pids() or not driver.running(), seconds=90, what="the driver")
+        driver.await_run()
         switch.touch()
         for rows in data[3 * number : 3 * number + 3]:
             place.write(rows)
             time.sleep(0.5)
-        wait_until(lambda driver=driver: not driver.running(), seconds=60, what=f"the kill {moment}")
-        driver.kill()
+        driver.await_death(f"the kill {moment}")
         switch.unlink()
         assert set(place.rows()) <= set(running_sums(data)), moment
     driver = Driver(place.root, **LOG, faults=faults)
@@ -148,7 +118,7 @@ def test_the_changelog_is_switched_on_and_off_between_runs_over_the_same_state(
     place: Place, runs: list[sl.JobRun]
 ) -> None:
     data = batches(10, users=15, rows=40)
-    modes = [
+    modes: list[dict[str, Any]] = [
         {"changelog": True, "state_backend": "heap"},
         {"changelog": False},
         {"changelog": True},
@@ -226,7 +196,7 @@ def test_uploads_that_fail_for_a_while_fail_checkpoints_and_lose_nothing(place: 
     switch.touch()
     for count, rows in enumerate(data[1:4], 2):
         place.write(rows)
-        wait_until(lambda count=count: run.figures()["batches"] == count, what="a batch without storage")
+        wait_for_batches(run, count)  # without storage
     assert run.figures()["changelog"]["behind_bytes"] > 0
     wait_until(lambda: any(c.status == "failed" for c in run.checkpoints()), what="a failed checkpoint")
     assert place.rows() == running_sums(data[:1])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.cluster_driver import start_spark_process
-from tests.jobs.conftest import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 

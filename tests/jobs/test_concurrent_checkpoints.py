@@ -20,7 +20,8 @@ from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, Su
 from strandline.state.backends.factory import RestoredFile, open_backend
 from strandline.storage import open_storage
 from strandline.storage.checksums import checksum
-from tests.jobs.conftest import Place, Sum, running_sums, wait_until
+from tests.jobs.place import Place, Sum, running_sums
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 

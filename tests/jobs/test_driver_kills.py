@@ -10,10 +10,10 @@ import pytest
 
 from strandline.admin.garbage import delete_garbage, find_garbage
 from strandline.admin.verification import Verification
-from strandline.storage import LocalStorage
-from tests.jobs.conftest import Place, running_sums, wait_until
+from strandline.storage.local import LocalStorage
 from tests.jobs.driver import Driver
-from tests.jobs.test_recovery import batches
+from tests.jobs.kills import DELETED, PUBLISHED, UPLOADED, WON, WRITTEN
+from tests.jobs.place import Place, batches, running_sums
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
 
@@ -33,8 +33,7 @@ def test_results_after_many_kills_equal_those_of_a_run_without(place: Place) -> 
         for number in range(KILLS):
             driver.options = {**options, "changelog": number == 0 or chance.random() < 0.5}
             driver.start()
-            wait_until(lambda: driver.pids() or not driver.running(), seconds=90, what="the start of the driver")
-            assert driver.running(), (place.root / "driver.log").read_text()[-3000:]
+            driver.await_run()
             deadline = time.monotonic() + chance.uniform(0.2, 5.0)
             while time.monotonic() < deadline and written < len(data):
                 place.write(data[written])
@@ -52,10 +51,6 @@ def test_results_after_many_kills_equal_those_of_a_run_without(place: Place) -> 
     assert place.rows() == running_sums(data), f"seed {SEED}"
 
 
-WRITTEN, WON, DELETED = "after create .*/_metadata$", "after create .*/log/", "after delete .*/shared/"
-UPLOADED, PUBLISHED = "before create .*/_metadata$", "after rename "
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.slow
 @pytest.mark.parametrize("moments", [(WON, DELETED), (UPLOADED, WRITTEN, PUBLISHED)])
@@ -71,12 +66,10 @@ def test_a_kill_between_any_two_steps_of_a_completion_leaves_a_correct_state(
     for moment, rows in zip(moments, data, strict=True):
         driver = Driver(place.root, **options, faults={**faults, "kill_pattern": moment})
         driver.start()
-        wait_until(lambda driver=driver: driver.pids() or not driver.running(), seconds=90, what="the driver")
-        assert driver.running(), (place.root / "driver.log").read_text()[-3000:]
+        driver.await_run()
         switch.touch()
         place.write(rows)
-        wait_until(lambda driver=driver: not driver.running(), seconds=60, what=f"the kill {moment}")
-        driver.kill()
+        driver.await_death(f"the kill {moment}")
         switch.unlink()
         seen = place.rows()
         assert len(seen) == len(set(seen)), moment

@@ -15,7 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import strandline as sl
 from strandline.errors import JobDefinitionError, StrandlineError
-from tests.jobs.conftest import Sum, wait_until
+from tests.jobs.place import Sum
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 

@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import strandline as sl
-from tests.jobs.conftest import Place, Sum, running_sums, wait_until
+from tests.jobs.place import Place, Sum, running_sums
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -62,7 +63,8 @@ def test_every_reader_sees_the_same_rows(place: Place) -> None:
     assert sorted(map(tuple, place.spark.read.parquet(str(place.output)).collect())) == expected
     frame = pd.read_parquet(place.output)
     assert sorted(frame.itertuples(index=False, name=None)) == expected
-    found = duckdb.sql(f"select * from read_parquet('{place.output}/*.parquet')").fetchall()
+    with duckdb.connect() as database:
+        found = database.execute(f"select * from read_parquet('{place.output}/*.parquet')").fetchall()
     assert sorted(found) == expected
 
 
@@ -72,7 +74,9 @@ def test_rows_stay_hidden_until_a_checkpoint_covers_them(place: Place, runs: lis
     runs.append(run)
     wait_until(lambda: run.figures()["batches"] == 1, what="the first batch")
     assert place.rows() == []
-    assert duckdb.sql(f"select count(*) from glob('{place.output}/**/*.parquet')").fetchall() == [(0,)]
+    with duckdb.connect() as database:
+        found = database.execute(f"select count(*) from glob('{place.output}/**/*.parquet')").fetchall()
+    assert found == [(0,)]
     assert run.trigger_checkpoint().status == "completed"
     assert place.rows() == running_sums(BATCHES[:1])
 

@@ -43,7 +43,7 @@ from strandline.runtime.task.relay import _exchange
 from strandline.runtime.taskmanager.process import TaskManager
 from strandline.state.coding.ddl import parse_schema
 from strandline.state.coding.keys import key_group_range
-from tests.jobs.conftest import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.faults
 

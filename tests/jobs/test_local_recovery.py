@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import strandline as sl
-from tests.jobs.conftest import Place, running_sums, wait_until
+from tests.jobs.place import Place, running_sums
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 

@@ -8,8 +8,7 @@ import pytest
 
 import strandline as sl
 from strandline.errors import FencedError
-from tests.jobs.conftest import Place, Sum, running_sums
-from tests.jobs.test_recovery import batches
+from tests.jobs.place import Place, Sum, batches, running_sums
 from tests.s3 import BUCKET, KEYS
 
 pytestmark = pytest.mark.spark

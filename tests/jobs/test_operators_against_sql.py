@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import strandline as sl
-from tests.jobs.conftest import wait_until
+from strandline.operators.join.plan import JoinType
+from tests.jobs.kills import slot_pids
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
 
@@ -228,6 +230,14 @@ def right(frame: DataFrame) -> DataFrame:
     return frame.filter("kind = 'R'").selectExpr("user", "ts as rts", "seq as rseq")
 
 
+JOINS: tuple[JoinType, ...] = ("inner", "left", "full")
+
+
+def _join(events: sl.Stream, how: JoinType) -> sl.Stream:
+    other = events.transform(right).key_by("user")
+    return events.transform(left).key_by("user").join(other, how, within=("-3s", "5s"))
+
+
 def _joined(how: str) -> str:
     return f"""
         select coalesce(l.user, r.user) as user, ts, seq, rts, rseq
@@ -284,14 +294,10 @@ STEPS: dict[str, tuple[Callable[[sl.Stream], sl.Stream], str]] = {
     ),
     **{
         how: (
-            lambda events, how=how: (
-                events.transform(left)
-                .key_by("user")
-                .join(events.transform(right).key_by("user"), how, within=("-3s", "5s"))
-            ),
+            partial(_join, how=how),
             _joined(how),
         )
-        for how in ("inner", "left", "full")
+        for how in JOINS
     },
     "process": (
         lambda events: events.key_by("user").process(RunningSums(), RunningSums.OUTPUT),
@@ -341,8 +347,8 @@ def _differences(spark: SparkSession, root: Path) -> dict[str, tuple[list[str], 
         found = spark.read.schema(expected.schema).parquet(str(root / name)).filter(ours)
         if "all_s" in found.columns:
             found = found.withColumn("all_s", F.sort_array("all_s"))
-        for which, rows in (("expected", expected), ("found", found)):
-            texts.append(rows.selectExpr(f"'{name}' as step", f"'{which}' as which", "to_json(struct(*)) as row"))
+        for which, frame in (("expected", expected), ("found", found)):
+            texts.append(frame.selectExpr(f"'{name}' as step", f"'{which}' as which", "to_json(struct(*)) as row"))
     rows: dict[tuple[str, str], Counter[str]] = {}
     for step, which, row in reduce(DataFrame.union, texts).collect():
         rows.setdefault((step, which), Counter())[row] += 1
@@ -353,10 +359,6 @@ def _differences(spark: SparkSession, root: Path) -> dict[str, tuple[list[str], 
             missing, surplus = expected_rows - found_rows, found_rows - expected_rows
             differences[name] = (sorted(missing.elements()), sorted(surplus.elements()))
     return differences
-
-
-def _slots(run: sl.JobRun) -> list[int]:
-    return [slot["pid"] for manager in run.processes().values() for slot in manager["slots"].values() if slot["alive"]]
 
 
 def _batches(run: sl.JobRun) -> int:
@@ -399,7 +401,8 @@ def test_every_operator_gives_what_sql_gives_across_a_restart_and_the_loss_of_a_
         deadline = time.monotonic() + 5
         while _batches(run) < killed_after and time.monotonic() < deadline:
             time.sleep(0.05)
-        os.kill(wait_until(lambda: len(_slots(run)) == 2 and _slots(run), what="both slots")[victim], signal.SIGKILL)
+        wait_until(lambda: len(slot_pids(run)) == 2, what="both slots")
+        os.kill(slot_pids(run)[victim], signal.SIGKILL)
         write(root / "in", len(events.files), events.end())
         run.process_all_available()
         assert run.figures()["replaced_slots"] >= 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import threading
 import time
@@ -17,22 +16,11 @@ import pytest
 
 import strandline as sl
 from strandline.errors import FencedError, SchemaError, StrandlineError, UserCodeError
-from tests.jobs.conftest import Place, Sum, running_sums, wait_until
+from tests.jobs.kills import Slow, kill_now_and_then, manager_pids, slot_pids
+from tests.jobs.place import Place, Sum, batches, running_sums
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
-
-
-def batches(count: int, users: int = 40, rows: int = 300, seed: int = 7) -> list[list[tuple[str | None, int]]]:
-    chance = random.Random(seed)
-    return [[(f"u{chance.randrange(users)}", chance.randrange(1000)) for _ in range(rows)] for _ in range(count)]
-
-
-def slot_pids(run: sl.JobRun) -> list[int]:
-    return [slot["pid"] for manager in run.processes().values() for slot in manager["slots"].values() if slot["alive"]]
-
-
-def manager_pids(run: sl.JobRun) -> list[int]:
-    return [manager["pid"] for manager in run.processes().values()]
 
 
 def python_workers(_run: sl.JobRun) -> list[int]:
@@ -40,26 +28,10 @@ def python_workers(_run: sl.JobRun) -> list[int]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if all("pyspark.daemon" in " ".join(one.cmdline()) for one in (process, process.parent())):
+            parent = process.parent()
+            if parent and all("pyspark.daemon" in " ".join(one.cmdline()) for one in (process, parent)):
                 found.append(process.pid)
     return found
-
-
-class Slow(Sum):
-    """Leaves time to be killed in."""
-
-    def process(self, key: Any, rows: Any, context: Any) -> Any:
-        time.sleep(0.005)
-        yield from super().process(key, rows, context)
-
-
-def kill_now_and_then(run: sl.JobRun, victims: Callable[[sl.JobRun], list[int]], times: int, seed: int) -> None:
-    chance = random.Random(seed)
-    for _ in range(times):
-        time.sleep(chance.uniform(0.05, 1.2))
-        pids = wait_until(lambda: victims(run), what="somebody to kill")
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(chance.choice(pids), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

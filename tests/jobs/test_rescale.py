@@ -11,7 +11,7 @@ import pytest
 
 import strandline as sl
 from strandline.errors import ConfigError
-from tests.jobs.conftest import Place, running_sums
+from tests.jobs.place import Place, running_sums
 
 pytestmark = pytest.mark.spark
 

@@ -6,34 +6,23 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame
 
 import strandline as sl
 from strandline.admin.garbage import delete_garbage, find_garbage
-from strandline.checkpoint.metadata import CheckpointMetadata, all_files, decode
 from strandline.errors import CheckpointError, CheckpointNotFoundError, ConfigError, DamagedFileError
-from strandline.storage import LocalStorage
-from tests.jobs.conftest import Place, running_sums, wait_until
+from strandline.storage.local import LocalStorage
+from tests.jobs.durable import chk, files_of, metadata
+from tests.jobs.place import Place, running_sums
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
 ROWS = [[(f"user{n % 7}", n * 10 + batch) for n in range(9)] for batch in range(5)]
-BY_HAND = {"checkpoint_interval": "1h", "num_retained": 3}
-
-
-def chk(place: Place, number: int, job: str = "visits") -> Path:
-    return place.checkpoints / job / f"chk-{number}"
-
-
-def metadata(folder: Path) -> CheckpointMetadata:
-    return decode((folder / "_metadata").read_bytes(), str(folder))
-
-
-def files_of(place: Place, folder: Path) -> dict[Path, bytes]:
-    """Everything that a checkpoint consists of, by path."""
-    paths = [place.checkpoints / f.handle.path for _state, f in all_files(metadata(folder)) if f.handle is not None]
-    return {path: path.read_bytes() for path in (*paths, folder / "_metadata")}
+BY_HAND: dict[str, Any] = {"checkpoint_interval": "1h", "num_retained": 3}
 
 
 def feed(place: Place, run: sl.JobRun, batches: list[list[tuple[str, int]]]) -> None:
@@ -185,10 +174,13 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
 
 
 def test_rows_that_cannot_be_taken_back_forbid_an_automatic_fallback(place: Place) -> None:
+    def collect(rows: DataFrame, _batch: int) -> None:
+        rows.collect()
+
     def job() -> sl.Job:
         made = place.job(**BY_HAND)
         stream = made.source(place.source()).key_by("user").process(place.processor(), place.OUTPUT, uid="sums")
-        stream.sink(sl.ForeachBatchSink(lambda rows, _batch: rows.collect()))
+        stream.sink(sl.ForeachBatchSink(collect))
         return made
 
     run = job().start()

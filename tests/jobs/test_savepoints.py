@@ -16,7 +16,7 @@ import strandline as sl
 from strandline.admin.cli.main import app
 from strandline.errors import CheckpointError, CheckpointNotFoundError, ConfigError, DamagedFileError
 from strandline.runtime.driver.restore.savepoints import open_savepoint
-from tests.jobs.conftest import Place, running_sums
+from tests.jobs.place import Place, running_sums
 
 pytestmark = pytest.mark.spark
 

@@ -11,7 +11,7 @@ from rocksdict import Options
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.metadata import CheckpointMetadata, SourcePosition, encode
 from strandline.checkpoint.registry import SharedKey
-from strandline.runtime.driver.restore.takeover import read_metadata
+from strandline.runtime.driver.restore.job_log import read_metadata
 from strandline.runtime.protocol.messages import SnapshotReport, UploadSettings
 from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.state.backends.factory import RestoredFile, open_backend

@@ -8,11 +8,12 @@ from typing import Any
 import pandas as pd
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import strandline as sl
 from strandline.errors import JobDefinitionError
-from tests.jobs.conftest import Place, running_sums, wait_until
+from tests.jobs.place import Place, running_sums
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -27,14 +28,15 @@ class SumRows(StatefulProcessor):
         self.handle = handle
         self.total = handle.getValueState("total", "n long, s long")
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+    # Spark's base class declares rows or data frames; a processor is written for one of them.
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # type: ignore[override]
         n, s = self.total.get() or (0, 0)
         for row in rows:
             n, s = n + 1, s + row.x
         self.total.update((n, s))
         yield Row(user=key[0], n=n, s=s)
 
-    def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:
+    def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:  # type: ignore[override]
         self.total.update((initialState.n, initialState.s))
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from strandline.storage.base import Storage, StoredFile
+from strandline.storage.schemes import open_storage
 
 _SEPARATOR = "//"
 
@@ -69,6 +70,4 @@ def list_files(storage: Storage, prefix: str, known_paths: Iterable[str]) -> Ite
 
 @lru_cache(maxsize=16)
 def _opened(root: str, options: tuple[tuple[str, str], ...]) -> Storage:
-    from strandline.storage import open_storage
-
     return open_storage(root, dict(options))

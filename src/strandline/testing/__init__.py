@@ -1,6 +1,6 @@
-"""What users' tests and our own share: a harness for processors, faults, and contracts of our abstract classes.
+"""Test support for users and for this project: a harness for processors, a storage with faults, contract tests.
 
-Nothing in the library imports it, except that a storage URL may ask for `faults`; the contracts need pytest.
+The library does not import it. It is a storage plugin for URLs that begin with `faulty+`. The contracts need pytest.
 """
 
 from strandline.testing.harness import ProcessorHarness

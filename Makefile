@@ -42,11 +42,13 @@ typecheck: setup ## mypy --strict
 bench: setup ## measure, e.g. ARGS="value-state --rows 1000000 --keys 100000"
 	@$(BIN)/strandline bench $(ARGS)
 
-docs: setup ## check that the links between the pages of the documentation lead somewhere
+docs: setup ## build the site of the documentation into site/, offline; a broken link is an error
 	@$(BIN)/python scripts/check_docs.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@$(BIN)/python scripts/check_docs.py site
 
 clean: ## remove caches and build output; keeps .venv
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
 

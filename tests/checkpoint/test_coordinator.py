@@ -162,7 +162,7 @@ def test_the_last_acknowledgement_makes_it_ready() -> None:
     assert c.acknowledge(1, "count", 0, ack(0, {})).status == "waiting"
     assert c.pending()[0].missing() == [("count", 1)]
     assert c.ready() == ()
-    with pytest.raises(CheckpointError, match="no acknowledgement of"):
+    with pytest.raises(CheckpointError, match="no acknowledgement from"):
         prepare(c, 1)
     assert c.acknowledge(1, "count", 1, ack(1, {})).status == "ready"
     assert c.ready() == (1,)

@@ -26,7 +26,7 @@ from strandline.checkpoint import (
     Verdict,
     judge_conflict,
 )
-from strandline.checkpoint.log import Entry, decode_entry, encode_entry
+from strandline.checkpoint.job_log import Entry, decode_entry, encode_entry
 from strandline.checkpoint.metadata import decode, encode, keyed_files
 from strandline.errors import (
     AlreadyExistsError,

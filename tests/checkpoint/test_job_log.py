@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.checkpoint.log import (
+from strandline.checkpoint.job_log import (
     CheckpointRef,
     Completed,
     Entry,

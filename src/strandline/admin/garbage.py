@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from strandline.checkpoint.log import Entry, JobLog, Takeover, decode_entry
+from strandline.checkpoint.job_log import Entry, JobLog, Takeover, decode_entry
 from strandline.checkpoint.metadata import CheckpointMetadata, file_paths
 from strandline.errors import CheckpointError, FencedError, IncompatibleCheckpointError, NotFoundError, StorageError
 from strandline.runtime.driver.restore.job_log import KEPT_ENTRIES, JobLogStore, read_metadata

@@ -1,6 +1,6 @@
-"""Pure decisions about checkpoints: handed facts (who acknowledged what, what time it is), they return decisions.
+"""The checkpoint protocol as pure code: it takes facts (acknowledgements, the time) and returns decisions.
 
-No I/O, no threads, no clock, no randomness. `runtime/` and the tools may import this; it imports only the errors.
+It has no I/O, threads, clock or randomness. `runtime`, `admin` and `job` may import it; it imports only `errors`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from strandline.checkpoint.batch import BatchProtocol, PreparedSubtask, Round
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.decisions import AckDecision, CompletionDecision, CompletionPlan, FailDecision
-from strandline.checkpoint.log import Completed, JobLog, Takeover, Verdict, judge_conflict
+from strandline.checkpoint.job_log import Completed, JobLog, Takeover, Verdict, judge_conflict
 from strandline.checkpoint.metadata import (
     CheckpointMetadata,
     FileHandle,

@@ -1,4 +1,4 @@
-"""How one micro-batch becomes the state's next step: every subtask prepares, one decision commits, exactly once."""
+"""The commit protocol of a micro-batch: every subtask prepares, then one decision commits the batch exactly once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BATCHES_PER_GENERATION = 1_000_000_000
 
 
 def first_batch(generation: int) -> int:
-    """The first batch id of a generation: above every id an earlier generation can have used."""
+    """The first batch id of a generation. It is greater than every id of earlier generations."""
     return generation * BATCHES_PER_GENERATION
 
 
 class Round(NamedTuple):
-    """One try at a batch. A message about any other round than the current one is stale."""
+    """One attempt to prepare and commit a batch. A message about a round that is not the current one is stale."""
 
     generation: int
     batch: int
@@ -29,24 +29,24 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PreparedSubtask(Generic[O]):
-    """The attempt that prepared a subtask in this round: every later attempt gets its outcome."""
+    """The first task attempt that prepared a subtask in this round. Later attempts get the same outcome."""
 
     attempt: int
     incarnation: int
     outcome: O
     first: bool
-    """Whether the call that returned this was the one that recorded it."""
+    """Whether the call that returned this value also recorded it."""
 
 
 class BatchProtocol(Generic[O]):
     """The state machine of batches in one generation.
 
-    A batch commits only if every subtask of every operator is prepared in the current round, the action on its rows has
-    finished, and no slot was replaced since the round began: rows of a lost slot may have reached other slots and the
-    sink, so its part cannot be made again alone. When a round cannot commit, the next one prepares everything anew.
-    After the decision nothing is made again: a lost slot is rebuilt to the decided batch.
+    A batch commits only if every subtask of every operator is prepared in the current round, the action on the rows has
+    finished, and no slot was replaced since the round began. The rows of a lost slot may have reached other slots and
+    the sink, so one slot cannot repeat its part alone. If a round cannot commit, the next round prepares every subtask
+    again. After the decision no subtask is prepared again; a lost slot is rebuilt to the decided batch.
 
-    Slot i hosts subtask i of every operator. `last_batch` is the batch the state stands at when the generation begins.
+    Slot i hosts subtask i of every operator. `last_batch` is the last committed batch when the generation begins.
     """
 
     def __init__(self, subtasks: Sequence[Subtask], generation: int = 1, last_batch: int = -1) -> None:
@@ -65,7 +65,7 @@ class BatchProtocol(Generic[O]):
 
     @property
     def decided_batch(self) -> int:
-        """The newest batch that was decided: what every slot's state must come to."""
+        """The newest decided batch. Every slot must apply it."""
         return self._decided
 
     @property
@@ -74,10 +74,10 @@ class BatchProtocol(Generic[O]):
         return self._round if self._open else None
 
     def begin(self, batch: int) -> Round:
-        """Begin a batch: its first round.
+        """Begin the first round of a batch.
 
-        Raises `StaleAttemptError` if the id is not greater than every earlier one, `CheckpointError` if the batch
-        before it is undecided, or not applied by every slot.
+        Raises `StaleAttemptError` if the id is not greater than all earlier ids. Raises `CheckpointError` if the
+        previous batch is not decided, or some slot has not applied it.
         """
         newest = self._decided if self._round is None else max(self._decided, self._round.batch)
         if batch <= newest:
@@ -92,9 +92,9 @@ class BatchProtocol(Generic[O]):
         return self._begin_round(Round(self._generation, batch, 0))
 
     def next_round(self) -> Round:
-        """Give up the current round and begin another one of the same batch: every subtask prepares again.
+        """Give up the current round and begin the next round of the same batch. Every subtask prepares again.
 
-        Raises `CheckpointError` if no batch is open, or a replaced slot is not yet rebuilt to the decided batch.
+        Raises `CheckpointError` if no batch is open, or a replaced slot is not rebuilt to the decided batch yet.
         """
         current = self._current()
         return self._begin_round(current._replace(number=current.number + 1))
@@ -102,26 +102,26 @@ class BatchProtocol(Generic[O]):
     def prepared(
         self, operator: str, subtask: int, incarnation: int, round: Round, outcome: O, attempt: int = 0
     ) -> PreparedSubtask[O]:
-        """Note that an attempt has prepared a subtask in full, in the slot `incarnation`.
+        """Record that an attempt has prepared a subtask completely, in incarnation `incarnation` of its slot.
 
-        The first attempt of a round wins: the answer says whether it was this one, and has the outcome that counts.
-        Raises `StaleAttemptError` for another round, an older incarnation, or a round that can no longer commit.
+        The first attempt of a round wins. The result holds the winner's outcome, and `first` if this call recorded it.
+        Raises `StaleAttemptError` for another round, an older incarnation, or a round that cannot commit any more.
         """
         who = f"Operator {operator!r}, subtask {subtask}, attempt {attempt}"
         if (operator, subtask) not in self._known:
             raise StaleAttemptError(
-                f"{who}: this job has no such subtask. The attempt belongs to another run; it is refused."
+                f"{who}: this job has no such subtask, so the attempt belongs to another run. It is refused."
             )
         if not self._open or round != self._round:
             raise StaleAttemptError(
-                f"{who}: prepared for {_text(round)}, but {_text(self.round)} is current. The work is refused; the "
-                "current round does it again."
+                f"{who}: prepared for {_text(round)}, but {_text(self.round)} is current. The result is refused; "
+                "the current round prepares the subtask again."
             )
         known = self._incarnations.get(subtask)
         if known is not None and incarnation < known:
             raise StaleAttemptError(
                 f"{who}: prepared in incarnation {incarnation} of slot {subtask}, which was replaced by {known}. The "
-                "work is refused; the next round does it again."
+                "result is refused; the next round prepares the subtask again."
             )
         if known != incarnation:
             self.slot_replaced(subtask, incarnation)
@@ -136,9 +136,9 @@ class BatchProtocol(Generic[O]):
         return PreparedSubtask(attempt, incarnation, outcome, first=True)
 
     def slot_replaced(self, index: int, incarnation: int) -> int:
-        """Note that slot `index` now lives as `incarnation`; returns the batch its state must be rebuilt to.
+        """Record the newest incarnation of slot `index`; returns the batch that its state must be rebuilt to.
 
-        The first incarnation ever is no replacement. Repeats and older incarnations change nothing.
+        The first incarnation is not a replacement. Repeated reports and older incarnations change nothing.
         """
         known = self._incarnations.get(index)
         if known is None:
@@ -151,13 +151,13 @@ class BatchProtocol(Generic[O]):
         return self._decided
 
     def action_failed(self) -> None:
-        """Note that the action on the batch's rows failed: the round cannot commit."""
+        """Record that the action on the batch's rows failed. The round cannot commit any more."""
         self._current()
         if self._spoiled is None:
             self._spoiled = "the action on the rows failed"
 
     def action_finished(self) -> None:
-        """Note that everything that had to be done with the batch's rows is done."""
+        """Record that the action on the batch's rows has finished."""
         self._current()
         self._finished = True
 
@@ -176,9 +176,9 @@ class BatchProtocol(Generic[O]):
         return self._open and self._finished and self._spoiled is None and len(self._prepared) == len(self._subtasks)
 
     def commit(self) -> int:
-        """Decide the open batch; returns its id, which every slot must now come to. Happens once a batch.
+        """Decide the open batch and return its id. Every slot must now apply it.
 
-        Raises `CheckpointError` if the round may not commit, and says why.
+        Raises `CheckpointError`, with the reason, if the round cannot commit.
         """
         current = self._current()
         if not self.can_commit():
@@ -196,12 +196,12 @@ class BatchProtocol(Generic[O]):
         return current.batch
 
     def applied(self, index: int, incarnation: int, batch: int) -> None:
-        """Note that a slot's state stands at `batch`; a report about an older batch or incarnation changes nothing."""
+        """Record that a slot has applied `batch`. A report about an older batch or incarnation changes nothing."""
         if batch == self._decided and self._incarnations.get(index, incarnation) == incarnation:
             self._behind.discard(index)
 
     def behind(self) -> list[int]:
-        """The slots whose state is not known to stand at the decided batch."""
+        """The slots that have not reported that they applied the decided batch."""
         return sorted(self._behind)
 
     def _current(self) -> Round:

@@ -1,4 +1,4 @@
-"""When a checkpoint is triggered, what its acknowledgements add up to, and what may be deleted after it."""
+"""Decides when to trigger a checkpoint, when it is complete, and which files may be deleted afterwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from strandline.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """What a checkpoint's metadata says about the job itself."""
+    """The part of a checkpoint's metadata that describes the job."""
 
     job: str
     generation: int
@@ -42,11 +42,11 @@ class JobShape:
 class CheckpointCoordinator:
     """Decides about the checkpoints of one generation of a job.
 
-    The order of a completion is: `prepare_completion` (registers the files), write `_metadata`, win the log entry,
-    publish the sink rows, `confirm_completion`, delete what it returns. One checkpoint completes at a time.
-    If `_metadata` cannot be written, `fail`. From the attempt to create the log entry on, only its outcome decides:
-    ours, then confirm; another driver's, then stop without another call. Times are seconds, from whatever clock the
-    caller uses throughout.
+    The caller completes a checkpoint in this order: `prepare_completion` (registers the files), write `_metadata`, win
+    the log entry, publish the sink rows, `confirm_completion`, delete what it returns. One checkpoint completes at a
+    time. If `_metadata` cannot be written, the caller calls `fail`. Once the caller has tried to create the log entry,
+    only that entry decides: if it is ours, confirm; if it is another driver's, stop without another call. All times are
+    seconds of one clock, which the caller chooses.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class CheckpointCoordinator:
         covered_batch: int | None = None,
         history: CheckpointHistory | None = None,
     ) -> None:
-        """The first checkpoint is due one interval after `start_time`; `covered_batch` is the batch of the checkpoint
-        that the run started from. An infinite interval means that checkpoints are only taken by hand.
+        """The first checkpoint is due one interval after `start_time`. `covered_batch` is the batch of the checkpoint
+        that the run started from. With an infinite interval, checkpoints are only taken by hand.
         """
         self._schedule = TriggerSchedule(interval, min_pause, max_concurrent, start_time, covered_batch)
         self._timeout = timeout
@@ -78,7 +78,8 @@ class CheckpointCoordinator:
         self._pending: dict[int, PendingCheckpoint] = {}
         self._retained: tuple[int, ...] = ()
         self._gone: frozenset[str] = frozenset()
-        """Paths that were given up with the newest completed checkpoint: who never heard of it may still name them."""
+        """Paths that may be deleted since the newest checkpoint completed. A subtask that has not heard of it may still
+        name them."""
         self._savepoints: set[int] = set()
         self._completing: int | None = None
         self._failures = 0
@@ -88,7 +89,7 @@ class CheckpointCoordinator:
 
     @property
     def registry(self) -> SharedStateRegistry[SharedKey, FileHandle]:
-        """The files of all retained checkpoints, and of the one that is being completed."""
+        """The files of all retained checkpoints and of the one that is being completed."""
         return self._registry
 
     @property
@@ -98,7 +99,7 @@ class CheckpointCoordinator:
 
     @property
     def latest(self) -> int | None:
-        """The newest retained checkpoint: the only one that a subtask's next snapshot may build on."""
+        """The newest retained checkpoint. The next snapshots may only build on this one."""
         return self._retained[-1] if self._retained else None
 
     @property
@@ -111,13 +112,13 @@ class CheckpointCoordinator:
         return tuple(self._pending.values())
 
     def ready(self) -> tuple[int, ...]:
-        """The checkpoints that can be completed now, oldest first: none while one is being completed."""
+        """The checkpoints that can be completed now, oldest first; none while another one is being completed."""
         if self._completing is not None:
             return ()
         return tuple(pending.id for pending in self._pending.values() if pending.ready)
 
     def checkpoints(self) -> list[CheckpointStats]:
-        """The history, with the present figures of checkpoints in progress, oldest first."""
+        """The history, oldest first, with the current figures of checkpoints in progress."""
         for pending in self._pending.values():
             self.history.record(checkpoint_stats(pending, "in_progress"))
         return self.history.checkpoints()
@@ -125,11 +126,11 @@ class CheckpointCoordinator:
     def recover(
         self, retained: Iterable[CheckpointMetadata], dropped: Iterable[CheckpointMetadata] = ()
     ) -> tuple[FileHandle, ...]:
-        """Rebuild the registry from the retained checkpoints of the log, before anything is triggered.
+        """Rebuild the registry from the log's retained checkpoints, before anything is triggered.
 
-        `dropped` are those that the log says are dropped and whose metadata is still there: what their deletion left
-        over is returned, to be deleted. Both are taken one at a time and not kept, so a generator that reads them
-        needs memory for one checkpoint, however many are retained.
+        `dropped` are the checkpoints that the log names as dropped and whose metadata still exists. The files that
+        their deletion left over are returned, to be deleted. Both arguments are read one at a time and not kept, so a
+        generator needs memory for only one checkpoint.
         """
         kept: set[int] = set()
         leftovers: list[FileHandle] = []
@@ -145,25 +146,21 @@ class CheckpointCoordinator:
     # --- triggering ------------------------------------------------------------------------------
 
     def due_at(self) -> float:
-        """When the next checkpoint of the schedule is due, or was; infinity if it takes another fact to make it due.
-
-        That is one interval after the last one was, not before `min_pause` since the last one ended, not before there
-        is a place for it, and not before a batch was committed that no checkpoint covers.
-        """
+        """The time when the next checkpoint is due: see `TriggerSchedule.due_at`."""
         return self._schedule.due_at()
 
     def committed(self, batch: int, since: float) -> None:
-        """Note that `batch`, whose rows have been worked on since `since`, is committed.
+        """Record that `batch`, whose processing began at `since`, is committed.
 
-        A checkpoint that became due meanwhile has waited for its barrier since then.
+        A checkpoint that became due in the meantime counts as waiting for its barrier from then on.
         """
         self._schedule.committed(batch, since)
 
     def should_trigger(self, now: float, committed_batch: int | None, forced: bool = False) -> bool:
-        """Whether a checkpoint is to be taken now, at the barrier after `committed_batch`.
+        """Whether to take a checkpoint now, with its barrier after `committed_batch`.
 
-        `forced`, that is by hand, does not wait for the interval, the pause, or new work; only for a place among
-        `max_concurrent`.
+        A `forced` checkpoint, taken by hand, only waits until fewer than `max_concurrent` are in progress. It does not
+        wait for the interval, the pause or a new commit.
         """
         if committed_batch is not None:
             self._schedule.committed(committed_batch, now)
@@ -174,13 +171,13 @@ class CheckpointCoordinator:
     def trigger(
         self, now: float, due_time: float, batch: int, forced: bool = False, kind: Kind = "checkpoint"
     ) -> PendingCheckpoint:
-        """Begin a checkpoint with its barrier `now`, after `batch`; `due_time` becomes its trigger time.
+        """Begin a checkpoint with its barrier `now`, after `batch`. Its trigger time is `due_time`.
 
-        Raises `CheckpointError` if `max_concurrent` are in progress; a savepoint may always be taken.
+        Raises `CheckpointError` if `max_concurrent` are in progress. A savepoint may always begin.
         """
         if kind == "checkpoint" and not self._schedule.has_place():
             raise CheckpointError(
-                f"Checkpoints {list(self._pending)} are in progress, and there may not be more. Wait for one to end, "
+                f"Checkpoints {list(self._pending)} are in progress, and no more are allowed. Wait for one to end, "
                 "or raise max_concurrent_checkpoints."
             )
         pending = PendingCheckpoint(
@@ -201,7 +198,7 @@ class CheckpointCoordinator:
         return pending
 
     def expire(self, now: float) -> tuple[int, ...]:
-        """The checkpoints whose time is up: `fail` them. One that is being completed does not expire."""
+        """The checkpoints that exceeded the timeout. The caller must `fail` them. One being completed never expires."""
         return tuple(
             pending.id
             for pending in self._pending.values()
@@ -211,11 +208,11 @@ class CheckpointCoordinator:
     # --- acknowledgements and failures -----------------------------------------------------------
 
     def acknowledge(self, checkpoint_id: int, operator: str, subtask: int, ack: SubtaskAck) -> AckDecision:
-        """Take in a subtask's acknowledgement. The first one counts; it may be repeated, late, or for an unknown id."""
+        """Accept a subtask's acknowledgement, which may be repeated, late, or unknown. The first one counts."""
         pending = self._pending.get(checkpoint_id)
         if pending is None:
             if not self._first_id <= checkpoint_id < self._next_id or checkpoint_id in self._savepoints:
-                # Perhaps an earlier generation's, which may have completed it: what it refers to is not ours to judge.
+                # An earlier generation may have completed it, so this coordinator cannot judge what it refers to.
                 return AckDecision("unknown" if checkpoint_id not in self._savepoints else "late")
             return AckDecision("late", self._registry.unused(list(ack.uploaded)))
         who = (operator, subtask)
@@ -227,9 +224,9 @@ class CheckpointCoordinator:
         return AckDecision("ready" if pending.ready else "waiting")
 
     def fail(self, checkpoint_id: int, reason: str, now: float) -> FailDecision:
-        """Give a pending checkpoint up. Returns its uploads for deletion, and whether the run must fail.
+        """Give up a pending checkpoint. Returns its uploads for deletion, and whether the run must fail.
 
-        Not for a checkpoint whose log entry may have been created. An id that is not pending changes nothing.
+        Not allowed once its log entry may have been created. An id that is not pending changes nothing.
         """
         pending = self._pending.get(checkpoint_id)
         if pending is None:
@@ -248,9 +245,9 @@ class CheckpointCoordinator:
         )
 
     def fail_all(self, reason: str, now: float) -> FailDecision:
-        """Give up everything pending because the run ends or restarts; the failures are not held against it.
+        """Give up all pending checkpoints because the run ends or restarts. They do not count as failures.
 
-        A checkpoint that is being completed is left alone: only the log knows whether it is complete.
+        A checkpoint that is being completed stays pending, because only the log knows whether it is complete.
         """
         doomed = [pending for pending in self._pending.values() if not pending.completing]
         delete = self._abort(doomed, reason, now)
@@ -268,17 +265,17 @@ class CheckpointCoordinator:
         sink_files: Iterable[SinkFile] = (),
         properties: Mapping[str, str] | None = None,
     ) -> CompletionPlan:
-        """Register the files of a checkpoint that everyone acknowledged, and say what has to be written.
+        """Register the files of a checkpoint that all subtasks acknowledged, and return what to write.
 
         Raises `CheckpointError` if it is not ready, if another one is being completed, or if it refers to a file that
-        no retained checkpoint has and that was not uploaded for it: then `fail` it.
+        neither a retained checkpoint has nor was uploaded for it. The caller must `fail` it then.
         """
         pending = self._pending.get(checkpoint_id)
         if pending is None:
             raise CheckpointError(f"Checkpoint {checkpoint_id} is not in progress, so it cannot be completed.")
         if not pending.ready:
             raise CheckpointError(
-                f"Checkpoint {checkpoint_id} cannot be completed: no acknowledgement of {pending.missing()}."
+                f"Checkpoint {checkpoint_id} cannot be completed: no acknowledgement from {pending.missing()}."
             )
         if self._completing not in (None, checkpoint_id):
             raise CheckpointError(
@@ -319,9 +316,9 @@ class CheckpointCoordinator:
         return CompletionPlan(metadata, duplicates, retained, dropped)
 
     def confirm_completion(self, checkpoint_id: int, now: float, path: str | None = None) -> CompletionDecision:
-        """The log entry is won: the checkpoint is complete. Returns what it ends and what may be deleted for it.
+        """Record that the log entry is won, so that the checkpoint is complete. Returns what to abort and to delete.
 
-        Confirming it again changes nothing and returns nothing. Raises `CheckpointError` if it was not prepared.
+        A repeated call changes and returns nothing. Raises `CheckpointError` if the completion was not prepared.
         """
         if checkpoint_id in self._retained or checkpoint_id in self._savepoints:
             return CompletionDecision(checkpoint_id, self._retained)
@@ -356,7 +353,7 @@ class CheckpointCoordinator:
         )
 
     def drop_all(self) -> CompletionDecision:
-        """Give up every retained checkpoint, because the job is cancelled and shall leave nothing behind."""
+        """Drop every retained checkpoint, because the job is cancelled and must leave no files behind."""
         dropped, self._retained = self._retained, ()
         delete = [handle for gone in dropped for handle in self._registry.drop(gone)]
         return CompletionDecision(dropped[-1] if dropped else 0, dropped=dropped, delete=tuple(delete))
@@ -364,23 +361,23 @@ class CheckpointCoordinator:
     # --- inside ----------------------------------------------------------------------------------
 
     def _matched(self, pending: PendingCheckpoint, states: Sequence[SubtaskState]) -> Matched[SharedKey, FileHandle]:
-        """Every uploaded file, known to be there: uploaded for this checkpoint, or part of a retained one."""
+        """Look up all uploaded files. Each must be uploaded for this checkpoint, or be part of a retained one."""
         for state in states:
             for file in state.files:
                 if file.handle is None and file.inline is None:
                     raise _unusable(pending, state, f"file {file.name!r} has no content")
-        # A savepoint refers to nothing but its own uploads, so nothing that is known counts for it.
+        # A savepoint refers only to its own uploads, so it is compared with an empty registry.
         registry = self._registry if pending.kind == "checkpoint" else SharedStateRegistry(attrgetter("path"))
         matched = registry.match(keyed_files(states))
         for key, handle in matched.unknown:
-            # After a rescale, a file that is known is used for other key groups.
+            # After a rescale, a known file may be used for other key groups.
             known = handle.path in pending.known_paths or not registry.unused([handle])
             if not known or handle.path in self._gone:
                 raise _stranger(pending, states, key, handle)
         return matched
 
     def _unclaimed(self, uploaded: Iterable[FileHandle]) -> tuple[FileHandle, ...]:
-        """Those uploads that neither the registry nor a pending checkpoint knows."""
+        """The uploads that neither the registry nor a pending checkpoint knows."""
         claims = [pending.uploaded_paths for pending in self._pending.values()]
         return self._registry.unused(
             [handle for handle in uploaded if not any(handle.path in paths for paths in claims)]
@@ -403,7 +400,7 @@ class CheckpointCoordinator:
 
 
 def _rewritten(states: Iterable[SubtaskState], handles: Mapping[SharedKey, FileHandle]) -> Iterable[SubtaskState]:
-    """`states` with the files under the given keys referring to the given handles."""
+    """Copies of `states` in which the files with the given keys refer to the given handles."""
     touched = {(key.operator, key.key_group_start, key.key_group_end) for key in handles}
     for state in states:
         if (state.operator, state.key_group_start, state.key_group_end) not in touched:
@@ -435,5 +432,5 @@ def _stranger(
 def _unusable(pending: PendingCheckpoint, state: SubtaskState, what: str) -> CheckpointError:
     return CheckpointError(
         f"Checkpoint {pending.id} cannot be completed: operator {state.operator!r}, subtask {state.subtask}: {what}. "
-        "It is given up; the next one uploads what it needs."
+        "The checkpoint fails; the next one uploads what it needs."
     )

@@ -1,4 +1,4 @@
-"""What the coordinator tells the runtime to do."""
+"""The decisions of the coordinator, which the runtime carries out."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle
 
 @dataclass(frozen=True, slots=True)
 class AckDecision:
-    """What an acknowledgement leads to."""
+    """The result of an acknowledgement."""
 
     status: Literal["waiting", "ready", "repeated", "late", "unknown"]
-    """`ready`: this was the last one, the checkpoint can be completed. `late`: the checkpoint has ended already.
-    `unknown`: this coordinator never asked for it."""
+    """`ready`: it was the last one, and the checkpoint can be completed. `late`: the checkpoint has ended already.
+    `unknown`: this coordinator did not ask for it."""
     delete: tuple[FileHandle, ...] = ()
-    """Uploads that came with it and that nobody will refer to."""
+    """Uploads named in the acknowledgement that no checkpoint will refer to."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailDecision:
-    """What the failure of checkpoints leads to."""
+    """The result of one or more failed checkpoints."""
 
     failed: tuple[int, ...] = ()
     delete: tuple[FileHandle, ...] = ()
@@ -32,26 +32,26 @@ class FailDecision:
 
 @dataclass(frozen=True, slots=True)
 class CompletionPlan:
-    """A checkpoint whose files are registered: write `metadata`, then win the log entry, then confirm."""
+    """A checkpoint whose files are registered. Next: write `metadata`, win the log entry, confirm."""
 
     metadata: CheckpointMetadata
-    """With every shared file referring to its first confirmed copy."""
+    """In it, every shared file refers to its first confirmed copy."""
     duplicates: tuple[FileHandle, ...]
-    """Uploads it does not refer to. `confirm_completion` gives them up; not to be deleted before."""
+    """Uploads that `metadata` does not refer to. `confirm_completion` returns them for deletion, and not earlier."""
     retained: tuple[int, ...]
-    """What the log entry says: the ids that are retained from then on, newest last."""
+    """For the log entry: the ids that are retained from now on, newest last."""
     dropped: tuple[int, ...]
-    """What the log entry says: the ids that are dropped, oldest first."""
+    """For the log entry: the ids that are dropped, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionDecision:
-    """What a completed checkpoint leads to, once its sink rows are published."""
+    """What is to be done after a checkpoint has completed and its sink rows are published."""
 
     checkpoint_id: int
     retained: tuple[int, ...] = ()
     aborted: tuple[int, ...] = ()
-    """Older pending checkpoints: nobody needs them any more."""
+    """Older pending checkpoints, which are not needed any more."""
     dropped: tuple[int, ...] = ()
-    """Checkpoints not retained any more, oldest first. Their metadata goes when the files in `delete` are gone."""
+    """Checkpoints that are not retained any more, oldest first. Delete their metadata after the files in `delete`."""
     delete: tuple[FileHandle, ...] = ()

@@ -1,4 +1,4 @@
-"""The `_metadata` file of a checkpoint: what it holds, as checksummed bytes of a numbered format."""
+"""The `_metadata` file of a checkpoint: its content, and the versioned, checksummed format of its bytes."""
 
 from __future__ import annotations
 
@@ -14,65 +14,65 @@ from strandline.checkpoint.registry import SharedKey
 from strandline.errors import MetadataError, NewerFormatError
 
 FORMAT_VERSION = 2
-"""The format this release writes; it reads this one and every earlier one."""
+"""The format that this release writes. It reads this one and all earlier ones."""
 
 SEGMENT_SUFFIX = ".segment"
-"""How the names of changelog segments end; the rest is the number of the last batch that a segment brings."""
+"""The end of the name of a changelog segment. The rest is the number of the last batch in the segment."""
 
 Kind = Literal["checkpoint", "savepoint"]
 
-# The structures are arrays on disk: fields may be added at the end with a default, never moved or removed.
-# gc=False on what exists a million times: such an object cannot be part of a cycle, so the collector need not visit it.
+# The structs are arrays on disk: fields may be added at the end with a default, but never moved or removed.
+# gc=False on structs of which a million may exist: they are never part of a cycle, so the collector may skip them.
 
 
 class FileHandle(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An uploaded file, or a part of one; `path` is relative to the root of the checkpoint directory."""
+    """An uploaded file, or a part of one. `path` is relative to the root of the checkpoint directory."""
 
     path: str
     size: int
     checksum: str
     """Algorithm and value, as in `crc32:89abcdef`."""
     offset: int = 0
-    """Where in the uploaded file it begins."""
+    """The position in the uploaded file at which the part begins."""
     whole: int = 0
-    """The size of the uploaded file, if this is only a part of it; else 0. Since format version 2."""
+    """The size of the uploaded file if this handle is a part of it, else 0. Since format version 2."""
 
     @property
     def stored_size(self) -> int:
-        """How large the file at `path` must be."""
+        """The expected size of the file at `path`."""
         return self.whole or self.size
 
     @property
     def part(self) -> range | None:
-        """Which bytes of the stored file are meant; None if it is all of them."""
+        """The bytes of the stored file that the handle names; None for the whole file."""
         return range(self.offset, self.offset + self.size) if self.whole else None
 
 
 class StateFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One file of a subtask's snapshot: uploaded (`handle`), or so small that it travels here (`inline`)."""
+    """One file of a subtask's snapshot: uploaded (`handle`), or stored in the metadata if it is small (`inline`)."""
 
     name: str
-    """The name the file must have again when the snapshot is restored."""
+    """The name that the file must have when the snapshot is restored."""
     identity: str
-    """Names the bytes: two files with one identity are equal wherever they are."""
+    """A name for the bytes: two files with the same identity have the same content."""
     shared: bool
-    """May be part of later checkpoints too."""
+    """Whether later checkpoints may refer to the file as well."""
     handle: FileHandle | None = None
     inline: bytes | None = None
 
     @property
     def size(self) -> int:
-        """The bytes of the file itself, wherever they are."""
+        """The size of the file, uploaded or inline."""
         return self.handle.size if self.handle is not None else len(self.inline or b"")
 
     @property
     def is_segment(self) -> bool:
-        """A segment of the changelog: changes to the state that the files before it make up."""
+        """Whether the file is a changelog segment. It holds changes to the state in the files before it."""
         return self.name.endswith(SEGMENT_SUFFIX)
 
 
 class SubtaskState(msgspec.Struct, frozen=True, array_like=True):
-    """The state of one subtask of one operator; `key_group_end` is the first group after its range."""
+    """The state of one subtask of one operator. `key_group_end` is the first group after its range."""
 
     operator: str
     subtask: int
@@ -81,20 +81,20 @@ class SubtaskState(msgspec.Struct, frozen=True, array_like=True):
     backend: str
     incremental: bool
     files: tuple[StateFile, ...]
-    """With the changelog: the files of a materialization, then the segments that follow it, in their order."""
+    """With the changelog: the files of a materialization, then the later segments in their order."""
     states: tuple[dict[str, Any], ...] = ()
-    """The descriptors of its states as plain values; their meaning belongs to `state/`."""
+    """The descriptors of its states as plain values. `state/` interprets them."""
 
 
 class SourcePosition(msgspec.Struct, frozen=True, array_like=True):
-    """Where the input stood: the files of Spark's own offset log for `batch`, by relative name."""
+    """The position of the sources: the files of Spark's own offset log for `batch`, by relative name."""
 
     batch: int
     files: dict[str, bytes]
 
 
 class SinkFile(msgspec.Struct, frozen=True, array_like=True):
-    """Rows that become visible with this checkpoint: a staged file, and the name it is published under."""
+    """A file that is published with this checkpoint: its staged name, and its final name."""
 
     sink: str
     staged: str
@@ -104,7 +104,7 @@ class SinkFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckpointMetadata(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Everything needed to go on from a checkpoint."""
+    """Everything that a restore needs to know about a checkpoint."""
 
     format_version: int = FORMAT_VERSION
     job: str
@@ -177,7 +177,7 @@ def decode(data: bytes, where: str) -> CheckpointMetadata:
 
 
 def file_key(state: SubtaskState, file: StateFile) -> SharedKey:
-    """The registry's key for a file of `state`. A file that is not shared is known by the place it was uploaded to."""
+    """The registry's key for a file of `state`. The path of the upload identifies a file that is not shared."""
     identity = file.identity
     if not file.shared and file.handle is not None:
         identity = f"{file.handle.path}#{file.name}"
@@ -185,7 +185,7 @@ def file_key(state: SubtaskState, file: StateFile) -> SharedKey:
 
 
 def all_files(metadata: CheckpointMetadata) -> Iterator[tuple[SubtaskState, StateFile]]:
-    """Every state file of the checkpoint with the subtask it belongs to, uploaded or inline."""
+    """Every state file of the checkpoint, uploaded or inline, with the state of its subtask."""
     for state in metadata.subtasks:
         for file in state.files:
             yield state, file
@@ -193,7 +193,7 @@ def all_files(metadata: CheckpointMetadata) -> Iterator[tuple[SubtaskState, Stat
 
 def keyed_files(states: Iterable[SubtaskState]) -> Iterator[tuple[SharedKey, FileHandle]]:
     """Every uploaded file of `states` with the registry's key, one at a time."""
-    # A million times a checkpoint: SharedKey(...) would go through a Python function for each of them.
+    # Runs up to a million times per checkpoint, and SharedKey(...) would call a Python function every time.
     new, kind = tuple.__new__, SharedKey
     for state in states:
         operator, start, end = state.operator, state.key_group_start, state.key_group_end
@@ -211,17 +211,17 @@ def file_paths(metadata: CheckpointMetadata) -> set[str]:
 
 
 def paths_of(files: Iterable[StateFile]) -> Iterator[str]:
-    """The paths of those files that are uploaded."""
+    """The paths of the uploaded files among `files`."""
     return (file.handle.path for file in files if file.handle is not None)
 
 
 def state_bytes(state: SubtaskState) -> int:
-    """The full size of a subtask's state, whichever checkpoint its files were uploaded for."""
+    """The full size of a subtask's state, including files that were uploaded for earlier checkpoints."""
     return sum(file.size for file in state.files)
 
 
 def full_bytes(metadata: CheckpointMetadata) -> int:
-    """The full size of the checkpoint's state, whichever checkpoint its files were uploaded for."""
+    """The full size of the checkpoint's state, including files that were uploaded for earlier checkpoints."""
     return sum(map(state_bytes, metadata.subtasks))
 
 
@@ -250,15 +250,15 @@ _GO_BACK = "Restore from an older retained checkpoint, or put the file back from
 
 
 def segment_name(batch: int) -> str:
-    """The name of the segment that ends with `batch`; the order of names is the order of batches."""
+    """The name of the segment that ends with `batch`. Names sort in the order of batches."""
     return f"{batch:020d}{SEGMENT_SUFFIX}"
 
 
 def segment_file(batch: int, handle: FileHandle) -> StateFile:
-    """An uploaded segment that ends with `batch`. Every upload is a file of its own to checkpoints."""
+    """An uploaded segment that ends with `batch`. Its identity is the place of the upload."""
     return StateFile(segment_name(batch), f"{handle.path}#{handle.offset}", True, handle)
 
 
 def last_batch(file: StateFile) -> int:
-    """The last batch that a segment brings."""
+    """The last batch in a segment."""
     return int(file.name.removesuffix(SEGMENT_SUFFIX))

@@ -13,23 +13,23 @@ Subtask = tuple[str, int]
 
 
 class SubtaskAck(msgspec.Struct, frozen=True, kw_only=True):
-    """What a subtask reports when its snapshot is durable."""
+    """The report of a subtask whose snapshot is durable."""
 
     state: SubtaskState
     uploaded: tuple[FileHandle, ...]
-    """The files this subtask uploaded for this checkpoint: the only ones that go if the checkpoint fails."""
+    """The files that this subtask uploaded for this checkpoint. Only these are deleted if the checkpoint fails."""
     barrier_time: float
     """When the subtask reached the barrier, in seconds since the epoch."""
     ack_time: float
     sync_ms: float
     async_ms: float
     checkpointed_bytes: int
-    """What was uploaded for this checkpoint."""
+    """The bytes that were uploaded for this checkpoint."""
     full_bytes: int
     beforehand: tuple[str, ...] = ()
-    """Paths of files that were durable before: of the changelog, which goes on whatever becomes of the checkpoint."""
+    """Paths of changelog files that were durable before the barrier. They stay even if the checkpoint fails."""
     obsolete: tuple[FileHandle, ...] = ()
-    """Files of the changelog that are not needed any more, unless a retained checkpoint refers to them."""
+    """Changelog files that the subtask does not need any more. A retained checkpoint may still refer to them."""
 
 
 @dataclass(slots=True)
@@ -43,25 +43,25 @@ class PendingCheckpoint:
     trigger_time: float
     """When the checkpoint was due."""
     barrier_time: float
-    """When it was triggered: its barrier."""
+    """When the barrier was taken."""
     forced: bool
     base: int | None
-    """The completed checkpoint whose files a snapshot may refer to instead of uploading them again."""
+    """The completed checkpoint whose files a snapshot may reuse instead of uploading them again."""
     subtasks: frozenset[Subtask]
     acks: dict[Subtask, SubtaskAck] = field(default_factory=dict)
     uploaded_paths: set[str] = field(default_factory=set)
     known_paths: set[str] = field(default_factory=set)
-    """Paths that it may refer to: uploaded for it, or beforehand."""
+    """Paths that the checkpoint may refer to: files uploaded for it, and those in `SubtaskAck.beforehand`."""
     completing: bool = False
-    """Its files are registered; whether it completes is decided by the job's log."""
+    """Its files are registered. From now on the job's log decides whether it completes."""
 
     @property
     def ready(self) -> bool:
-        """Every subtask has acknowledged."""
+        """Whether every subtask has acknowledged."""
         return len(self.acks) == len(self.subtasks)
 
     def add(self, ack: SubtaskAck) -> None:
-        """Take in the acknowledgement of a subtask."""
+        """Add the acknowledgement of a subtask."""
         self.acks[ack.state.operator, ack.state.subtask] = ack
         self.uploaded_paths.update(handle.path for handle in ack.uploaded)
         self.known_paths.update(self.uploaded_paths, ack.beforehand)
@@ -71,9 +71,9 @@ class PendingCheckpoint:
         return sorted(self.subtasks - self.acks.keys())
 
     def obsolete(self) -> list[FileHandle]:
-        """Files of the changelog that the subtasks do not need any more."""
+        """The changelog files that the subtasks do not need any more."""
         return [handle for ack in self.acks.values() for handle in ack.obsolete]
 
     def uploads(self) -> list[FileHandle]:
-        """Every file that was uploaded for this checkpoint, as far as acknowledged."""
+        """Every file that was uploaded for this checkpoint and is named in an acknowledgement."""
         return [handle for ack in self.acks.values() for handle in ack.uploaded]

@@ -1,4 +1,4 @@
-"""Which checkpoints use which uploaded file, and so which file may be deleted."""
+"""Knows which checkpoints use which uploaded file, and so which file may be deleted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ H = TypeVar("H", bound=Hashable)
 
 
 class SharedKey(NamedTuple):
-    """What a state file is known by: its operator, its range of key groups, and the identity of its bytes."""
+    """The key of a state file: its operator, its range of key groups, and the identity of its bytes."""
 
     operator: str
     key_group_start: int
@@ -23,36 +23,36 @@ class SharedKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Registration(Generic[K, H]):
-    """What a checkpoint gets for the files it registered."""
+    """The result of registering the files of a checkpoint."""
 
     handles: dict[K, H]
-    """The handles the checkpoint must refer to, one for every key."""
+    """The handles that the checkpoint must refer to, one per key."""
     duplicates: tuple[H, ...]
-    """Uploads that an earlier copy made superfluous. They may be deleted once the checkpoint is confirmed."""
+    """Uploads of files of which an earlier copy exists. They may be deleted when the checkpoint is confirmed."""
     replaced: dict[K, H]
-    """The part of `handles` that differs from what was registered."""
+    """The entries of `handles` that differ from what the caller passed in."""
 
 
 class _Entry(msgspec.Struct, Generic[K, H], gc=False):
-    """A file in use. There are a million of them, none in a cycle: the garbage collector need not visit them."""
+    """A file in use. There may be a million of them, none in a cycle, so the garbage collector skips them."""
 
     key: K
     handle: H
     users: frozenset[int]
-    """Most files have the same users. They share one frozenset, so that a million files do not need a million sets."""
+    """Files with the same users share one frozenset, so that a million files do not need a million sets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matched(Generic[K, H]):
-    """Files of a checkpoint, compared with what the registry knew of them when it was asked."""
+    """The files of a checkpoint, compared with the registry at the time of the call."""
 
     known: list[_Entry[K, H]]
     unknown: list[tuple[K, H]]
-    """Those that no registered checkpoint uses; one that came twice is twice in here."""
+    """Files that no registered checkpoint uses. A file that was passed in twice is listed twice."""
     replaced: dict[K, H]
-    """The surviving copy of those that came with another handle."""
+    """The surviving handle of every file that was passed in with a different handle."""
     rivals: list[H]
-    """The handles that came instead."""
+    """The handles that were passed in instead of those in `replaced`."""
 
 
 class SharedStateRegistry(Generic[K, H]):
@@ -61,8 +61,8 @@ class SharedStateRegistry(Generic[K, H]):
     A file may be deleted when the last checkpoint that names it is dropped. Uses are kept as sets of checkpoint ids,
     not as counts, so that a repeated or lost notification can never make a file look free while somebody needs it.
 
-    `location` says where a handle's bytes lie (default: the handle itself). One location may be known under several
-    keys (after a rescale, or when small files share one upload); it is given up with the last of them.
+    `location` maps a handle to the place of its bytes (default: the handle itself). Several keys may share a location,
+    after a rescale or when small files share one upload. The location is free when the last of its keys is dropped.
     """
 
     def __init__(self, location: Callable[[H], Hashable] | None = None) -> None:
@@ -72,9 +72,9 @@ class SharedStateRegistry(Generic[K, H]):
         self._holders: dict[Hashable, int] = {}
 
     def register(self, checkpoint_id: int, files: Mapping[K, H]) -> Registration[K, H]:
-        """Record `files` as used by the checkpoint; where a key is known already, the first copy wins.
+        """Record `files` as used by the checkpoint. If a key is known already, the first copy wins.
 
-        May be repeated. Returns the handles the checkpoint must refer to, and the duplicate uploads.
+        May be repeated. Returns the handles that the checkpoint must refer to, and the duplicate uploads.
         """
         matched = self.match(files.items())
         self.record(checkpoint_id, matched)
@@ -85,9 +85,9 @@ class SharedStateRegistry(Generic[K, H]):
         )
 
     def match(self, files: Iterable[tuple[K, H]]) -> Matched[K, H]:
-        """Look `files` up without recording anything; for the same key the first handle wins here, too.
+        """Look up `files` without recording anything. If a key comes twice, its first handle wins.
 
-        The answer is for `record`, before anything else is recorded or dropped.
+        The result is meant for `record`. Between the two calls nothing else may be recorded or dropped.
         """
         known: list[_Entry[K, H]] = []
         unknown: list[tuple[K, H]] = []
@@ -110,7 +110,7 @@ class SharedStateRegistry(Generic[K, H]):
         return Matched(known, unknown, replaced, rivals)
 
     def record(self, checkpoint_id: int, matched: Matched[K, H]) -> None:
-        """Record what `match` found as used by the checkpoint. May be repeated."""
+        """Record the files that `match` returned as used by the checkpoint. May be repeated."""
         mine = self._files.setdefault(checkpoint_id, [])
         alone = frozenset((checkpoint_id,))
         grown: dict[frozenset[int], frozenset[int]] = {}
@@ -132,9 +132,9 @@ class SharedStateRegistry(Generic[K, H]):
             mine.append(entry)
 
     def drop(self, checkpoint_id: int) -> list[H]:
-        """Forget the checkpoint; returns the handles nobody uses any more. Dropping it again returns nothing.
+        """Forget the checkpoint and return the handles that no checkpoint uses any more.
 
-        Costs time in proportion to the checkpoint's own files.
+        Dropping it again returns nothing. The cost is proportional to the number of the checkpoint's files.
         """
         mine = self._files.pop(checkpoint_id, None)
         if mine is None:
@@ -173,7 +173,7 @@ class SharedStateRegistry(Generic[K, H]):
         return entry.handle if entry is not None else None
 
     def unused(self, handles: list[H]) -> tuple[H, ...]:
-        """Those of `handles` whose bytes no registered checkpoint refers to, each location once."""
+        """The `handles` whose bytes no registered checkpoint refers to, one handle per location."""
         found: dict[Hashable, H] = {}
         for handle in handles:
             place = handle if self._location is None else self._location(handle)

@@ -1,4 +1,4 @@
-"""What it takes to go on from a checkpoint: a job of the same shape, its states by subtask, and a sink that agrees."""
+"""Decisions of a restore: whether the job fits the checkpoint, who gets which state, what sinks must undo."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def check_compatible(
     any_job: bool = False,
     allow_non_restored: bool = False,
 ) -> None:
-    """Raise `IncompatibleCheckpointError` unless the job can go on from the checkpoint; the message says what differs.
+    """Raise `IncompatibleCheckpointError`, which says what differs, unless the job can restore the checkpoint.
 
-    `any_job` allows a checkpoint of a job with another name, `allow_non_restored` one with state that the job has no
-    operator for. Operators without state in the checkpoint begin empty. What has changed in an operator's states is not
-    looked at here.
+    `any_job` accepts a checkpoint of a job with another name. `allow_non_restored` accepts state of operators that the
+    job does not have. Operators without state in the checkpoint begin empty. Changes inside the states of an operator
+    are not checked here.
     """
     what = f"{metadata.kind.capitalize()} {metadata.checkpoint_id}"
     if metadata.job != job and not any_job:
@@ -41,7 +41,7 @@ def check_compatible(
         added = sorted(set(operators) - set(metadata.operators))
         sides = [f"it has state of {_names(missing)}, which the job does not have"]
         if added:
-            sides.append(f"the job has {_names(added)}, of which it has no state")
+            sides.append(f"the job has {_names(added)}, for which it has no state")
         if set(missing) == set(metadata.operators):
             sides.append("they have no step in common, so it may well be the checkpoint of another job")
         raise IncompatibleCheckpointError(
@@ -63,7 +63,7 @@ def left_out(metadata: CheckpointMetadata, operators: Iterable[str]) -> list[str
 def plan_restore(metadata: CheckpointMetadata) -> tuple[SubtaskState, ...]:
     """All states of the checkpoint. Raises `IncompatibleCheckpointError` unless they cover every key group once.
 
-    Which of them a subtask needs is a matter of key groups alone, whatever the parallelism was: see `overlapping`.
+    A subtask needs the states that overlap its key groups, at any parallelism: see `overlapping`.
     """
     for operator in metadata.operators:
         expected = 0
@@ -78,7 +78,7 @@ def plan_restore(metadata: CheckpointMetadata) -> tuple[SubtaskState, ...]:
 
 
 def overlapping(states: Iterable[SubtaskState], key_groups: range) -> list[SubtaskState]:
-    """Those states that hold some of `key_groups`; of each operator, the one that holds most of them comes first."""
+    """The states that hold some of `key_groups`. The state that holds most of them comes first."""
     found = [(shared, state) for state in states if (shared := len(common_groups(state, key_groups)))]
     return [state for _shared, state in sorted(found, key=lambda pair: -pair[0])]
 
@@ -91,33 +91,33 @@ def common_groups(state: SubtaskState, key_groups: range) -> range:
 
 @dataclass(frozen=True, slots=True)
 class ListedSinkFile:
-    """A file found in a sink's folder; `name` is what `SinkFile` calls it, `batch` the batch its name speaks of."""
+    """A file found in a sink's folder. `name` is its name as in `SinkFile`; `batch` is the batch id in that name."""
 
     sink: str
     name: str
     batch: int
     published: bool
-    """Visible to readers; otherwise staged."""
+    """True if readers see the file, False if it is staged."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkRecovery:
-    """What makes the sinks agree with the checkpoint a run starts from. Every part may be carried out again."""
+    """The changes that make the sinks match the checkpoint a run starts from. All of them may be repeated."""
 
     publish: tuple[SinkFile, ...] = ()
-    """Staged rows that the checkpoint covers."""
+    """Staged files that the checkpoint covers."""
     withdraw: tuple[ListedSinkFile, ...] = ()
-    """Published rows of batches after the checkpoint: the run makes them again."""
+    """Published files of batches after the checkpoint. The run produces their rows again."""
     discard: tuple[ListedSinkFile, ...] = ()
-    """Staged rows that no checkpoint covers."""
+    """Staged files that no checkpoint covers."""
     missing: tuple[SinkFile, ...] = ()
-    """Rows the checkpoint covers that are neither staged nor published: they are lost, and the run must not go on."""
+    """Files that the checkpoint covers but that are neither staged nor published. They are lost: the run must stop."""
     unaccounted: tuple[ListedSinkFile, ...] = ()
-    """Published rows, though there is no checkpoint that could have published them: the user must say what they are."""
+    """Published files without any checkpoint that could have published them. The user must decide what they are."""
 
     @classmethod
     def plan(cls, metadata: CheckpointMetadata | None, listing: Iterable[ListedSinkFile]) -> SinkRecovery:
-        """Compare what lies in the sinks with the checkpoint; without a checkpoint nothing is withdrawn."""
+        """Compare the files in the sinks with the checkpoint. Without a checkpoint nothing is withdrawn."""
         listed = list(listing)
         staged = {(file.sink, file.name): file for file in listed if not file.published}
         published = {(file.sink, file.name): file for file in listed if file.published}

@@ -22,7 +22,7 @@ class SubtaskStats:
     end_to_end_ms: float
     """From the time the checkpoint was due to the subtask's acknowledgement."""
     start_delay_ms: float
-    """What is left of `end_to_end_ms` without the synchronous and the asynchronous part."""
+    """`end_to_end_ms` minus the synchronous and the asynchronous part."""
     sync_ms: float
     async_ms: float
     alignment_ms: float
@@ -45,18 +45,18 @@ class CheckpointStats:
     trigger_time: float
     """When the checkpoint was due."""
     end_to_end_ms: float
-    """From `trigger_time` to completion; of a checkpoint in progress, to the latest acknowledgement."""
+    """From `trigger_time` to completion, or to the latest acknowledgement while the checkpoint is in progress."""
     sync_ms: float
-    """The longest synchronous part of a subtask."""
+    """The longest synchronous part of any subtask."""
     async_ms: float
-    """The longest asynchronous part of a subtask."""
+    """The longest asynchronous part of any subtask."""
     start_delay_ms: float
     """From `trigger_time` to the barrier."""
     alignment_ms: float
-    """Between the first and the last subtask reaching the barrier."""
+    """The time between the first and the last subtask that reached the barrier."""
     barrier_to_completed_ms: float
     checkpointed_bytes: int
-    """What was uploaded for this checkpoint."""
+    """The bytes that were uploaded for this checkpoint."""
     full_bytes: int
     """The size of the whole state."""
     path: str | None = None
@@ -75,7 +75,7 @@ def checkpoint_stats(
     path: str | None = None,
     failure: str | None = None,
 ) -> CheckpointStats:
-    """The figures of `pending` as it stands, or as it ended at `end_time`."""
+    """The figures of `pending`: as it ended at `end_time`, or as it stands now without `end_time`."""
     acks = pending.acks
     barriers = [ack.barrier_time for ack in acks.values()]
     first = min(barriers, default=pending.barrier_time)
@@ -137,7 +137,7 @@ class RestoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCounts:
-    """How many checkpoints there were since the run began, whether still in the history or not."""
+    """The number of checkpoints since the run began, including those that left the history."""
 
     total: int = 0
     in_progress: int = 0
@@ -149,8 +149,8 @@ class CheckpointCounts:
 class CheckpointHistory:
     """The newest `limit` checkpoints, and counts of all of them.
 
-    At most `subtask_limit` figures of subtasks are kept: beyond that the oldest checkpoints lose theirs first, so that
-    ten thousand subtasks do not make a history of ten million entries.
+    At most `subtask_limit` figures of subtasks are kept, and the oldest checkpoints lose theirs first. So a job with
+    ten thousand subtasks does not keep ten million figures.
     """
 
     def __init__(self, limit: int = 1000, subtask_limit: int = 100_000) -> None:
@@ -161,7 +161,7 @@ class CheckpointHistory:
         self._subtasks = 0
         self._counts = CheckpointCounts()
         self.restored: RestoredCheckpoint | None = None
-        """What the run last started from."""
+        """The checkpoint that the run last started from."""
         self.last_completed: CheckpointStats | None = None
         self.last_failed: CheckpointStats | None = None
         self.last_savepoint: CheckpointStats | None = None
@@ -172,7 +172,7 @@ class CheckpointHistory:
         return self._counts
 
     def record(self, stats: CheckpointStats) -> None:
-        """Take in a checkpoint's figures, in place of earlier ones of the same id."""
+        """Record the figures of a checkpoint. They replace earlier figures of the same id."""
         before = self._entries.get(stats.id)
         self._count(before, stats)
         self._entries[stats.id] = stats
@@ -187,12 +187,12 @@ class CheckpointHistory:
         self._shrink(stats.id)
 
     def record_restored(self, restored: RestoredCheckpoint) -> None:
-        """Note that the run started, or started again, from a checkpoint."""
+        """Record that the run started, or restarted, from a checkpoint."""
         self.restored = restored
         self._counts = replace(self._counts, restored=self._counts.restored + 1)
 
     def get(self, checkpoint_id: int) -> CheckpointStats | None:
-        """The figures of one checkpoint, or None if the history does not reach back that far."""
+        """The figures of one checkpoint, or None if the history does not contain it."""
         return self._entries.get(checkpoint_id)
 
     def checkpoints(self) -> list[CheckpointStats]:
@@ -202,7 +202,7 @@ class CheckpointHistory:
     def _count(self, before: CheckpointStats | None, now: CheckpointStats) -> None:
         changes = {name: getattr(self._counts, name) for name in ("total", "in_progress", "completed", "failed")}
         if before is None or (now.status == "in_progress" and before.status != "in_progress"):
-            # After a restart the id of a checkpoint that never completed may come again.
+            # After a restart, the id of a checkpoint that never completed may be used again.
             changes["total"] += 1
         else:
             changes[before.status] -= 1
@@ -211,7 +211,7 @@ class CheckpointHistory:
 
     def _shrink(self, newest: int) -> None:
         while len(self._entries) > self._limit:
-            # A checkpoint in progress stays, or its end would be counted as a second one.
+            # A checkpoint in progress stays. Otherwise its end would be counted as a second checkpoint.
             victim = next((id for id, entry in self._entries.items() if entry.status != "in_progress"), None)
             if victim is None:
                 break

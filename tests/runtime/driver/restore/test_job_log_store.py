@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.checkpoint.log import JobLog, decode_entry
+from strandline.checkpoint.job_log import JobLog, decode_entry
 from strandline.errors import (
     AlreadyExistsError,
     CheckpointError,

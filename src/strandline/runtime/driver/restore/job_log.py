@@ -8,7 +8,7 @@ import socket
 import time
 import uuid
 
-from strandline.checkpoint.log import (
+from strandline.checkpoint.job_log import (
     Completed,
     Entry,
     JobLog,

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from strandline.checkpoint.log import CheckpointRef, Start
+from strandline.checkpoint.job_log import CheckpointRef, Start
 from strandline.checkpoint.metadata import CheckpointMetadata, all_files, file_paths
 from strandline.checkpoint.restore import check_compatible, left_out
 from strandline.errors import (

@@ -1,4 +1,4 @@
-"""The job's log as data: a dense sequence of takeovers and completions that says where the job stands."""
+"""The job's log as data: a gapless sequence of takeovers and completions, and the state that follows from it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from strandline.errors import CheckpointError, FencedError
 
 
 class CheckpointRef(msgspec.Struct, frozen=True):
-    """A completed checkpoint, and where its metadata is."""
+    """A completed checkpoint, and the path of its metadata."""
 
     checkpoint_id: int
     metadata_path: str
     batch_id: int
     origin: str | None = None
-    """The root that the paths are relative to, if it is not the job's own checkpoint directory."""
+    """The root of its paths, if it is not the job's own checkpoint directory."""
     ours: bool = True
-    """False if it was restored with `no_claim`: it is read, but never built upon, and never deleted."""
+    """False if it was restored with `no_claim`. Then the job only reads it, and neither builds on it nor deletes it."""
 
 
 class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_field="type"):
-    """A driver began a new generation: from here on, no earlier one can complete or delete anything.
+    """A driver began a new generation. From now on, no earlier generation can complete or delete anything.
 
-    It repeats what is known about checkpoints, so that everything before it may be cut off.
+    The entry repeats all facts about checkpoints, so that older entries may be deleted.
     """
 
     sequence: int
@@ -37,18 +37,19 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_fi
     time: float
     nonce: str
     last_checkpoint_id: int
-    """The highest id that was completed so far; 0 if none was."""
+    """The highest id of a completed checkpoint; 0 if there is none."""
     latest: CheckpointRef | None
     retained: tuple[int, ...]
     """The ids of all retained checkpoints, newest last."""
     dropped: tuple[int, ...] = ()
-    """Dropped by the last completion; their files may not all be deleted yet."""
+    """Checkpoints that the last completion dropped. Some of their files may still exist."""
     released: tuple[int, ...] = ()
-    """In the job's folder, but the user's: restored with `no_claim`. Only the user deletes them."""
+    """Checkpoints in the job's folder that belong to the user, because they were restored with `no_claim`. Only the
+    user deletes them."""
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True, tag="completed", tag_field="type"):
-    """A checkpoint is complete: its sink rows may be published, and the dropped checkpoints deleted."""
+    """A checkpoint is complete. Its sink rows may be published, and the dropped checkpoints deleted."""
 
     sequence: int
     generation: int
@@ -58,7 +59,7 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True, tag="completed", tag_
     time: float
     nonce: str
     retained: tuple[int, ...]
-    """The ids of all checkpoints that are retained from now on, newest last: this one is among them."""
+    """The ids of all checkpoints that are retained from now on, newest last, including this one."""
     dropped: tuple[int, ...]
     """The ids that are not retained any more, oldest first."""
     released: tuple[int, ...] = ()
@@ -95,45 +96,48 @@ def decode_entry(data: bytes, where: str) -> Entry:
 
 
 class Verdict(enum.Enum):
-    """Who won a place in the log."""
+    """Whose entry is at a position of the log."""
 
     OURS = "ours"
     FENCED = "fenced"
 
 
 def judge_conflict(expected_nonce: str, found: Entry) -> Verdict:
-    """Decide what it means that an entry is there already, or that the outcome of creating it was unknown.
+    """Decide who won a log entry that existed already, or whose creation had an unknown outcome.
 
-    Read the entry back and hand it in. If it carries our nonce, our write took effect. If not, another driver was
-    first: a completion is fenced; a takeover may be tried again behind what was found.
+    `found` is the entry as read back. If it carries our nonce, our write took effect. Otherwise another driver was
+    first: a completion is fenced, and a takeover may be tried again after the entry that was found.
     """
     return Verdict.OURS if found.nonce == expected_nonce else Verdict.FENCED
 
 
 def fenced_error(job: str, generation: int, found: Entry) -> FencedError:
-    """The error with which a driver of `generation` stops when it finds `found` in the place of its own entry."""
+    """The error that stops a driver of `generation` when it finds `found` instead of its own entry."""
     by = f"driver {found.owner!r}" if isinstance(found, Takeover) else "another driver"
     return FencedError(
         f"Job {job!r}: {by} took the job over as generation {found.generation} (log entry {found.sequence}), so this "
         f"run, generation {generation}, stops; it has completed and deleted nothing since. "
-        "If both runs should live, give them different job names or checkpoint directories."
+        "To run both, give them different job names or checkpoint directories."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a generation goes on from, and what becomes of the job's other checkpoints."""
+    """The checkpoint that a generation starts from, and what happens to the job's other checkpoints."""
 
     latest: CheckpointRef | None
     retained: tuple[int, ...]
     released: tuple[int, ...]
     generation_above: int = 0
-    """The new generation is above this one too: no batch id of the checkpoint's own history is used again."""
+    """The new generation is also greater than this one, so that no batch id of the checkpoint's history is reused."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobLog:
-    """What the entries up to `position` say. Each step gives a new value: apply an entry once it is known to be won."""
+    """The state of the job after the entries up to `position`. Every method returns a new value.
+
+    Apply an entry only when it is known to be won.
+    """
 
     position: int = -1
     """The sequence number of the last entry; -1 for an empty log."""
@@ -145,13 +149,13 @@ class JobLog:
     retained: tuple[int, ...] = ()
     """The ids of all retained checkpoints, newest last."""
     dropped: tuple[int, ...] = ()
-    """Dropped by the newest completion. After a crash some of their files may still be there: drop them again."""
+    """Checkpoints that the newest completion dropped. After a crash some of their files may exist: drop them again."""
     released: tuple[int, ...] = ()
     """Checkpoints in the job's folder that belong to the user."""
 
     @classmethod
     def replay(cls, entries: Iterable[Entry]) -> JobLog:
-        """The state after `entries`, in sequence; the first may have any number, for older ones may be cut off.
+        """The state after `entries`, in sequence. The first may have any number, because old entries are deleted.
 
         Raises `CheckpointError` at a gap, or at an entry that contradicts an earlier one.
         """
@@ -167,7 +171,7 @@ class JobLog:
 
     @property
     def next_checkpoint_id(self) -> int:
-        """The lowest id that no completed checkpoint has had."""
+        """The lowest id that no completed checkpoint has used."""
         return self.last_checkpoint_id + 1
 
     def apply(self, entry: Entry) -> JobLog:
@@ -192,29 +196,29 @@ class JobLog:
         return replace(self._start(entry), owner=self.owner)
 
     def resume(self) -> Start:
-        """Go on from the newest completed checkpoint, or from the one that was restored last."""
+        """Start from the newest completed checkpoint, or from the one that was restored last."""
         return Start(self.latest, self.retained, self.released)
 
     def go_back(self, ref: CheckpointRef) -> Start:
-        """Go on from an older retained checkpoint of the job.
+        """Start from an older retained checkpoint of the job.
 
-        Sink rows of the newer ones are withdrawn, so nobody may go on from them any more. They are not retained, and
-        not deleted either: their files are orphans.
+        The sink rows of newer checkpoints are withdrawn, so they can never be restored again. The newer checkpoints
+        are neither retained nor deleted: their files become orphans.
         """
         return Start(ref, tuple(n for n in self.retained if n <= ref.checkpoint_id), self.released)
 
     def restore_own(self, ref: CheckpointRef, *, claim: bool) -> Start:
-        """Go on from a checkpoint in the job's own folder that the user named, newer ones being orphans then.
+        """Start from a checkpoint in the job's own folder that the user named. Newer ones become orphans.
 
-        With `claim` it counts as retained; otherwise it is released to the user with all the older ones.
-        Raises `CheckpointError` if the job has dropped it, or has gone back behind it.
+        With `claim` the job retains it. Otherwise it is released to the user, and all older ones with it.
+        Raises `CheckpointError` if the job has dropped it, or has gone back to an older one.
         """
         number = ref.checkpoint_id
         known = {*self.retained, *self.released}
         if number not in known:
             raise CheckpointError(
                 f"checkpoint {number} cannot be restored: the job has dropped it since, or went back to an older one "
-                f"and withdrew its rows. Those that can be: {', '.join(map(str, sorted(known))) or 'none'}."
+                f"and withdrew its rows. Can be restored: {', '.join(map(str, sorted(known))) or 'none'}."
             )
         older = {n for n in known if n <= number}
         released = {n for n in self.released if n != number or not claim}
@@ -223,12 +227,12 @@ class JobLog:
         return Start(ref, tuple(sorted({*self.retained, number} & older)), tuple(sorted(released)))
 
     def restore_other(self, ref: CheckpointRef, generation_above: int) -> Start:
-        """Go on from a checkpoint of another folder; it stays the user's. The job's own ones are released, too."""
+        """Start from a checkpoint in another folder, which belongs to the user. The job's own ones are released, too."""
         released = tuple(sorted({*self.released, *self.retained}))
         return Start(msgspec.structs.replace(ref, ours=False), (), released, generation_above)
 
     def takeover_entry(self, owner: str, now: float, nonce: str, start: Start | None = None) -> Takeover:
-        """The entry with which `owner` begins the next generation, from `start` or from where the job stands."""
+        """The entry with which `owner` begins the next generation, from `start` or from `resume()`."""
         start = start or self.resume()
         restored = start.latest.checkpoint_id if start.latest is not None else 0
         return Takeover(

@@ -227,7 +227,7 @@ class JobLog:
         return Start(ref, tuple(sorted({*self.retained, number} & older)), tuple(sorted(released)))
 
     def restore_other(self, ref: CheckpointRef, generation_above: int) -> Start:
-        """Start from a checkpoint in another folder, which belongs to the user. The job's own ones are released, too."""
+        """Start from a checkpoint in another folder, which is the user's. The job's own ones are released, too."""
         released = tuple(sorted({*self.released, *self.retained}))
         return Start(msgspec.structs.replace(ref, ours=False), (), released, generation_above)
 

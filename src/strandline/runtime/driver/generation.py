@@ -24,9 +24,11 @@ from strandline.config import Config
 from strandline.errors import DamagedFileError, StrandlineError
 from strandline.operators.base import Operator
 from strandline.runtime.driver.batches import BatchFunction, error_in_task
+from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Base, Cluster, Deployment
+from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.plan import Graph, Wiring
 from strandline.runtime.driver.recoveries import Recovery, slot_recovery
 from strandline.runtime.driver.restore.position import capture, seed, with_watermark
@@ -180,10 +182,14 @@ class Generation:
         checkpoints = Checkpoints(
             coordinator,
             cluster,
-            claim,
             JobShape(job, generation, parallelism, config.max_parallelism, operators),
-            lambda batch: capture(scratch, batch, places),
-            lambda position: with_watermark(scratch, position, patience),
+            dict(claim.properties),
+            CheckpointInputs(
+                restored,
+                lambda batch: capture(scratch, batch, places),
+                lambda position: with_watermark(scratch, position, patience),
+            ),
+            DurableCheckpoints(claim),
             guard,
             config.checkpoint_timeout,
         )

@@ -24,7 +24,7 @@ from strandline.errors import AuthenticationError, DamagedFileError, SlotLostErr
 from strandline.operators.aggregate.operator import AggregateOperator, count
 from strandline.operators.aggregate.operator import sum as sum_of
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN
-from strandline.runtime.driver.generation import pickle_operator
+from strandline.runtime.driver.opening import pickle_operator
 from strandline.runtime.protocol.folders import run_folder, socket_folder
 from strandline.runtime.protocol.messages import (
     BackendSettings,

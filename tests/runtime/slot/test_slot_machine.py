@@ -33,7 +33,7 @@ from strandline.operators.aggregate.operator import AggregateOperator, count
 from strandline.operators.aggregate.operator import sum as sum_of
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo
 from strandline.operators.process.keyed_process import KeyedProcessor, ProcessOperator
-from strandline.runtime.driver.generation import pickle_operator
+from strandline.runtime.driver.opening import pickle_operator
 from strandline.runtime.protocol.folders import slot_folder
 from strandline.runtime.protocol.messages import (
     BackendSettings,

@@ -29,6 +29,7 @@ from strandline.errors import (
     StrandlineError,
     UserCodeError,
 )
+from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock, NextTimers
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.protocol.messages import BatchTime, batch_id
@@ -65,14 +66,12 @@ class BatchFunction:
         self,
         cluster: Cluster,
         generation: int,
+        protocol: BatchProtocol[None],
         outlets: Outlets,
-        subtasks: list[tuple[str, int]],
-        start_batch: int,
-        commit_guard: threading.RLock,
-        on_commit: Callable[[int, int, list[SinkFile], float], None],
-        on_replaced: Callable[[], None],
-        cover: Callable[[Callable[[], None]], None] | None,
+        checkpoints: Checkpoints,
         clock: Clock,
+        *,
+        checkpoint_every_batch: bool,
     ) -> None:
         self.generation = generation
         self.failure: StrandlineError | None = None
@@ -80,15 +79,16 @@ class BatchFunction:
         self.rounds_repeated = 0
         self.replaced_slots = 0
         self.busy = threading.Lock()
-        self._protocol: BatchProtocol[None] = BatchProtocol(subtasks, generation, start_batch)
+        """Held while a batch runs, or while slots are replaced between two batches. It is taken before the commit
+        guard of the checkpoints, never while that is held. Whoever holds it may wait for slots and for checkpoints."""
+        self._protocol = protocol
         self._cluster = cluster
         self._outlets = outlets
-        self._guard = commit_guard
-        self._on_commit = on_commit
-        self._on_replaced = on_replaced
-        self._cover = cover
+        self._checkpoints = checkpoints
         self._clock = clock
+        self._checkpoint_every_batch = checkpoint_every_batch
         self._gate = threading.Event()
+        """Batches begin only while it is set."""
         self._gate.set()
         self._ending = threading.Event()
 
@@ -141,8 +141,8 @@ class BatchFunction:
             if self._cluster.suspects():
                 self.recover()
             self._run(rows, spark_batch)
-            if self._cover is not None:
-                self._cover(self.recover)
+            if self._checkpoint_every_batch:
+                self._checkpoints.cover(self.recover)
         except Exception as error:
             if isinstance(error, StrandlineError):
                 self.failure = error
@@ -249,7 +249,7 @@ class BatchFunction:
                 self._protocol.slot_replaced(index, incarnation)
                 self._protocol.applied(index, incarnation, self.decided)
             self._clock.forget()
-            self._on_replaced()
+            self._checkpoints.slots_replaced()
 
     def _replace_lost_slots(self) -> set[int]:
         replaced: set[int] = set()
@@ -308,14 +308,14 @@ class BatchFunction:
                     self._protocol.prepared(operator, index, status["incarnation"], round_, None)
 
     def _commit(self, spark_batch: int, files: list[SinkFile], began: float) -> None:
-        with self._guard:
+        with self._checkpoints.commit_guard:
             batch = self._decide(lambda timers: self._clock.committed(spark_batch, timers))
-            self._on_commit(batch, spark_batch, files, began)
+            self._checkpoints.committed(batch, spark_batch, files, began)
         self.batches += 1
 
     def _decide(self, told: Callable[[list[NextTimers]], None]) -> int:
         """Decide, then tell. A slot that dies in between is brought to the decided batch from its segments."""
-        with self._guard:
+        with self._checkpoints.commit_guard:
             batch = self._protocol.commit()
             for _ in range(MAX_ROUNDS):
                 try:

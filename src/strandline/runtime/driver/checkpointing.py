@@ -59,17 +59,17 @@ class Checkpoints:
         properties: dict[str, str],
         inputs: CheckpointInputs,
         durable: DurableCheckpoints,
-        commit_guard: threading.RLock,
         timeout: float,
     ) -> None:
         self.failure: StrandlineError | None = None
+        self.commit_guard = threading.RLock()
+        """Held by whoever commits a batch or takes a barrier."""
         self._coordinator = coordinator
         self._cluster = cluster
         self._shape = shape
         self._properties = properties
         self._inputs = inputs
         self._durable = durable
-        self._commit_guard = commit_guard
         self._timeout = timeout
         self._waiters = Waiters()
         self._savepoints = SavepointRequests()
@@ -229,7 +229,7 @@ class Checkpoints:
         return max(0.0, min(due if math.isfinite(due) else 1.0, 1.0))
 
     def _trigger_if_due(self) -> None:
-        with self._commit_guard:
+        with self.commit_guard:
             while self._savepoints:
                 self._trigger_savepoint()
             with self._lock:

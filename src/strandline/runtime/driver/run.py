@@ -30,6 +30,7 @@ from strandline.pyspark_releases import check_supported
 from strandline.runtime.driver.batches import FATAL
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.generation import Generation
+from strandline.runtime.driver.opening import GenerationRequest, RunContext, open_generation
 from strandline.runtime.driver.plan import Graph
 from strandline.runtime.driver.recoveries import Recovery, Rescaling, moved_key_groups
 from strandline.runtime.driver.restart import RestartStrategy
@@ -137,22 +138,25 @@ class Run:
 
     def _open_generation(self, after_failure: StrandlineError | None = None, rescale: bool = False) -> None:
         assert self._cluster is not None
-        self._generation = Generation.open(
+        run = RunContext(
             self.name,
             self._spark,
-            self._config,
             self._graph,
             self._cluster,
             self._history,
-            self._available_now,
-            self._number,
-            self._claimed,
-            # Whatever comes after the first takeover goes on from what that one wrote into the log.
-            self._restore if self._number is None else None,
-            self._allow_non_restored,
-            after_failure,
-            rescale,
+            available_now=self._available_now,
+            allow_non_restored=self._allow_non_restored,
+            on_claim=self._claimed,
         )
+        request = GenerationRequest(
+            self._config,
+            after=self._number,
+            # The first takeover writes into the job's log what it restored; later ones go on from there.
+            restore=self._restore if self._number is None else None,
+            after_failure=after_failure,
+            rescale=rescale,
+        )
+        self._generation = open_generation(run, request)
         self._set_status("running")
 
     def _claimed(self, number: int) -> None:

@@ -1,0 +1,352 @@
+"""How a generation is opened: the job is claimed, slots are deployed, the query is planned and started."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from strandline.checkpoint.batch import BatchProtocol
+from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
+from strandline.checkpoint.metadata import CheckpointMetadata
+from strandline.checkpoint.restore import plan_restore
+from strandline.checkpoint.stats import CheckpointHistory, RestoredCheckpoint
+from strandline.config import Config
+from strandline.errors import DamagedFileError, StrandlineError
+from strandline.operators.base import Operator
+from strandline.runtime.driver.batches import BatchFunction, Outlets
+from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs
+from strandline.runtime.driver.checkpointing import Checkpoints
+from strandline.runtime.driver.clock import Clock
+from strandline.runtime.driver.cluster import Base, Cluster, Deployment
+from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
+from strandline.runtime.driver.generation import Generation
+from strandline.runtime.driver.plan import Graph, Wiring
+from strandline.runtime.driver.query_settings import query_settings
+from strandline.runtime.driver.recoveries import Recovery, slot_recovery
+from strandline.runtime.driver.restore.position import capture, seed, with_watermark
+from strandline.runtime.driver.restore.takeover import Claim, Restore, Wanted, take_over
+from strandline.runtime.driver.rocksdb_factory import pickle_factory
+from strandline.runtime.driver.scratch_folder import make_scratch_folder
+from strandline.runtime.protocol.messages import BackendSettings, OperatorSpec
+from strandline.sinks import ParquetSink
+from strandline.storage import open_storage
+from strandline.storage.external import delete_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+log = logging.getLogger(__name__)
+
+WATERMARK_PATIENCE = 5.0
+"""How many seconds a checkpoint waits until Spark has noted the watermark that follows from its batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What is the same for all generations of a run."""
+
+    job: str
+    spark: SparkSession
+    graph: Graph
+    cluster: Cluster
+    history: CheckpointHistory
+    available_now: bool
+    allow_non_restored: bool
+    """Whether restored state that the job does not declare any more may be dropped."""
+    on_claim: Callable[[int], None]
+    """Called with the number of every generation as soon as its takeover is in the job's log."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What is asked of one generation."""
+
+    config: Config
+    """The run's options; a rescale changes the parallelism."""
+    after: int | None = None
+    """The generation that this run took over last; None for the first one."""
+    restore: Restore | None = None
+    """What the user wants restored; None for the newest completed checkpoint."""
+    after_failure: StrandlineError | None = None
+    """Why the generation before ended, if this is a restart."""
+    rescale: bool = False
+    """Whether this generation changes the parallelism of a running job."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    """The result of the first step."""
+
+    claim: Claim
+    coordinator: CheckpointCoordinator
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """The result of the third step."""
+
+    scratch: Path
+    """Spark's checkpoint folder, with the restored position in it."""
+    clock: Clock
+    wiring: Wiring
+    rows: DataFrame
+    outlets: Outlets
+    source_places: tuple[int, ...]
+
+
+def open_generation(run: RunContext, request: GenerationRequest) -> Generation:
+    """Take the job over, restore what the request names, and start the query.
+
+    If slots find that the newest checkpoint is damaged, the job is taken over once more, from the checkpoint before.
+    If a checkpoint or a sink's folder does not fit the job, an error is raised before the job is taken over, so that no
+    other driver is fenced.
+    """
+    opening = _Opening(run, request)
+    while True:
+        claimed = opening.claim()
+        try:
+            opened = opening.deploy(claimed)
+            break
+        except DamagedFileError as error:
+            opening.exclude_damaged(claimed.claim, error)
+    with ExitStack() as undo:
+        planned = opening.plan(claimed.claim, undo)
+        generation = opening.start(claimed, opened, planned, undo)
+        undo.pop_all()
+    return generation
+
+
+class _Opening:
+    """The four steps of opening one generation; `open_generation` calls them in order."""
+
+    def __init__(self, run: RunContext, request: GenerationRequest) -> None:
+        config, graph = request.config, run.graph
+        self._run = run
+        self._request = request
+        self._config = config
+        self._began = time.time()
+        self._after = request.after
+        self._parallelism = config.parallelism or min(run.spark.sparkContext.defaultParallelism, config.max_parallelism)
+        self._uids = tuple(operator.uid for operator in graph.operators)
+        self._backend = _backend_settings(config)
+        self._subtasks = [(uid, index) for uid in self._uids for index in range(self._parallelism)]
+        self._storage = open_storage(run.cluster.run.storage.url, run.cluster.run.storage.options)
+        self._wanted = Wanted(
+            run.job,
+            graph.operators,
+            config.max_parallelism,
+            {
+                sink.path: open_storage(sink.path, dict(config.storage_options))
+                for _node, sink in graph.sinks
+                if isinstance(sink, ParquetSink)
+            },
+            can_withdraw=all(isinstance(sink, ParquetSink) for _node, sink in graph.sinks),
+            restore=request.restore,
+            allow_non_restored=run.allow_non_restored,
+        )
+
+    # --- claim ------------------------------------------------------------------------------------
+
+    def claim(self) -> _Claimed:
+        """Win a takeover in the job's log. From here on every other driver of the job is fenced."""
+        claim = take_over(self._storage, self._run.cluster.run.storage, self._wanted, self._after)
+        self._run.on_claim(claim.generation)
+        start = f"checkpoint {claim.restored.checkpoint_id}" if claim.restored else "the start"
+        log.info("job %s: generation %d from %s", self._run.job, claim.generation, start)
+        return _Claimed(claim, self._coordinator(claim))
+
+    def exclude_damaged(self, claim: Claim, error: DamagedFileError) -> None:
+        """Do not restore this checkpoint again. Raises `error` if the job may not go back to an older one."""
+        if claim.restored is None or not claim.owned or self._wanted.restore is not None:
+            raise error
+        damaged = {**self._wanted.damaged, claim.restored.checkpoint_id: str(error)}
+        self._wanted, self._after = replace(self._wanted, damaged=damaged), claim.generation
+
+    def _coordinator(self, claim: Claim) -> CheckpointCoordinator:
+        """A coordinator that knows the retained checkpoints. Deletes what an earlier driver could not delete."""
+        config = self._config
+        tolerable = config.tolerable_failed_checkpoints
+        coordinator = CheckpointCoordinator(
+            interval=config.checkpoint_interval,
+            subtasks=self._subtasks,
+            min_pause=config.min_pause,
+            timeout=config.checkpoint_timeout,
+            max_concurrent=config.max_concurrent_checkpoints,
+            tolerable_failures=tolerable if tolerable >= 0 else sys.maxsize,
+            num_retained=config.num_retained,
+            first_checkpoint_id=claim.first_checkpoint_id(),
+            start_time=time.time(),
+            covered_batch=claim.restored.batch_id if claim.restored else None,
+            history=self._run.history,
+        )
+        dropped: list[int] = []
+
+        def noted() -> Iterator[CheckpointMetadata]:
+            for metadata in claim.dropped():
+                dropped.append(metadata.checkpoint_id)
+                yield metadata
+
+        leftovers = coordinator.recover(claim.retained(), noted())
+        delete_files(claim.storage, [handle.path for handle in leftovers])
+        claim.storage.delete([claim.paths.metadata(number) for number in dropped])
+        return coordinator
+
+    # --- deploy -----------------------------------------------------------------------------------
+
+    def deploy(self, claimed: _Claimed) -> Recovery:
+        """Start all slots from the restored checkpoint. Raises `DamagedFileError` if its files are damaged."""
+        claim, cluster = claimed.claim, self._run.cluster
+        rebuilt = cluster.deploy(self._deployment(claim))
+        opened = slot_recovery(self._began, claim.restored_batch, rebuilt)
+        if self._request.after_failure is not None:
+            cluster.recoveries.append(replace(opened, kind="restart", reason=str(self._request.after_failure)))
+        if claim.restored is not None and claim.restored_path is not None:
+            self._run.history.record_restored(
+                RestoredCheckpoint(claim.restored.checkpoint_id, claim.restored_path, claim.restored.kind, time.time())
+            )
+        return opened
+
+    def _deployment(self, claim: Claim) -> Deployment:
+        restored = plan_restore(claim.restored) if claim.restored else ()
+        return Deployment(
+            generation=claim.generation,
+            parallelism=self._parallelism,
+            max_parallelism=self._config.max_parallelism,
+            backend=self._backend,
+            operators=tuple(
+                OperatorSpec(operator.uid, pickle_operator(operator)) for operator in self._run.graph.operators
+            ),
+            base=Base(
+                claim.restored_batch,
+                tuple(state for state in restored if state.operator in self._uids),
+                claim.origin,
+                claim.owned,
+            ),
+            rescale=self._request.rescale,
+            allow_non_restored=self._run.allow_non_restored,
+        )
+
+    # --- plan -------------------------------------------------------------------------------------
+
+    def plan(self, claim: Claim, undo: ExitStack) -> _Planned:
+        """Build the streaming plan, and put the restored position where Spark will look for it."""
+        run, config, restored = self._run, self._config, claim.restored
+        scratch = make_scratch_folder(config.spark_checkpoint_dir, run.job, claim.generation)
+        undo.callback(shutil.rmtree, scratch, ignore_errors=True)
+        modes = frozenset(operator.time_mode for operator in run.graph.operators)
+        clock = Clock(scratch, modes, restored=restored is not None)
+        wiring = Wiring(
+            run.job,
+            tuple(run.cluster.run.coordinator),
+            run.cluster.run.secret,
+            self._parallelism,
+            config.max_parallelism,
+            dict(config.storage_options),
+            clock.ticks,
+        )
+        with query_settings(run.spark):
+            rows, outlets = run.graph.build(wiring)
+        places = run.graph.source_places(rows, ticks=clock.ticks is not None)
+        if restored is not None:
+            seed(restored.source, scratch, ticks=clock.ticks is not None, places=places)
+        return _Planned(scratch, clock, wiring, rows, outlets, places)
+
+    # --- start ------------------------------------------------------------------------------------
+
+    def start(self, claimed: _Claimed, opened: Recovery, planned: _Planned, undo: ExitStack) -> Generation:
+        """Start the checkpoints, hand out initial state, and start the query."""
+        run, claim = self._run, claimed.claim
+        checkpoints = self._checkpoints(claimed, planned)
+        undo.callback(checkpoints.close)
+        batch_function = BatchFunction(
+            run.cluster,
+            claim.generation,
+            BatchProtocol(self._subtasks, claim.generation, claim.restored_batch),
+            planned.outlets,
+            checkpoints,
+            planned.clock,
+            checkpoint_every_batch=self._config.checkpoint_every_batch,
+        )
+        writer = self._writer(planned, batch_function)
+
+        def start_query() -> StreamingQuery:
+            with query_settings(run.spark):
+                return writer.start()
+
+        checkpoints.start()
+        restored = claim.restored.operators if claim.restored is not None else ()
+        with query_settings(run.spark):
+            batch_function.initialize(run.graph.initial_rows(planned.wiring, restored))
+        return Generation(
+            number=claim.generation,
+            parallelism=self._parallelism,
+            opened=opened,
+            query=start_query(),
+            start_query=start_query,
+            batch_function=batch_function,
+            checkpoints=checkpoints,
+            cluster=run.cluster,
+            scratch=planned.scratch,
+            clock=planned.clock,
+            state_memory=self._config.state_memory,
+        )
+
+    def _checkpoints(self, claimed: _Claimed, planned: _Planned) -> Checkpoints:
+        config, claim, scratch, places = self._config, claimed.claim, planned.scratch, planned.source_places
+        # Spark notes the watermark after the batch function has returned. With `checkpoint_every_batch` the batch
+        # function itself waits for the checkpoint, so the checkpoint must not wait for Spark.
+        patience = WATERMARK_PATIENCE if planned.clock.ticks is not None and not config.checkpoint_every_batch else 0.0
+        return Checkpoints(
+            claimed.coordinator,
+            self._run.cluster,
+            JobShape(self._run.job, claim.generation, self._parallelism, config.max_parallelism, self._uids),
+            dict(claim.properties),
+            CheckpointInputs(
+                claim.restored,
+                lambda batch: capture(scratch, batch, places),
+                lambda position: with_watermark(scratch, position, patience),
+            ),
+            DurableCheckpoints(claim),
+            config.checkpoint_timeout,
+        )
+
+    def _writer(self, planned: _Planned, batch_function: BatchFunction) -> DataStreamWriter:
+        writer = planned.rows.writeStream.foreachBatch(batch_function)
+        writer = writer.option("checkpointLocation", str(planned.scratch))
+        if self._run.available_now:
+            return writer.trigger(availableNow=True)
+        if self._config.batch_interval is not None:
+            return writer.trigger(processingTime=f"{int(self._config.batch_interval * 1000)} milliseconds")
+        return writer
+
+
+def _backend_settings(config: Config) -> BackendSettings:
+    factory = config.rocksdb_factory
+    return BackendSettings(
+        config.state_backend,
+        config.state_memory,
+        config.batch_memory,
+        config.incremental,
+        config.snapshot_compression,
+        config.rocksdb,
+        pickle_factory(factory) if factory is not None and config.state_backend == "rocksdb" else None,
+    )
+
+
+def pickle_operator(operator: Operator) -> bytes:
+    """The operator as bytes. Classes of the user's main script are pickled by value, because slots cannot import it."""
+    # Private Spark API: PySpark bundles cloudpickle without documenting it. Spark pickles user functions with it, so
+    # slots unpickle what Spark's Python workers can unpickle.
+    from pyspark import cloudpickle
+
+    data: bytes = cloudpickle.dumps(operator)  # type: ignore[no-untyped-call]
+    return data

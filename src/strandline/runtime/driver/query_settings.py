@@ -1,0 +1,43 @@
+"""Spark's settings for the streaming query of a job."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+QUERY_SETTINGS = {
+    # Adaptive execution finds out at run time that an input is empty, and then skips the relay.
+    "spark.sql.adaptive.enabled": "false",
+    # Spark's checkpoint folder is scratch on the driver's disk, so the cheapest manager is enough.
+    # Private Spark API: the value is the name of an internal class. No shorter public name selects it.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    # Spark refuses every sort of a stream. Our sort is within a partition of one batch, where it is well defined.
+    # Private Spark API: the setting is internal. No public one allows sortWithinPartitions alone.
+    "spark.sql.streaming.unsupportedOperationCheck": "false",
+    "spark.sql.streaming.stopTimeout": "60s",
+}
+
+
+@contextlib.contextmanager
+def query_settings(spark: SparkSession) -> Iterator[None]:
+    """Sets what our query needs, and then restores the session's own settings.
+
+    A query copies the settings of its session when it starts, so it keeps them.
+    """
+    before = {name: spark.conf.get(name, None) for name in QUERY_SETTINGS}
+    try:
+        for name, value in QUERY_SETTINGS.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)

@@ -69,7 +69,7 @@ def run_once(
     rows = list(batches(keys, operator.sorted_input))
     changes = ChangeSet(backend, 1 << 30, spill)
     started, worked = time.perf_counter(), time.thread_time()
-    produced = sum(out.num_rows for out in operator.run(iter(rows), changes, BatchInfo(batch, 0)))
+    produced = sum(out.num_rows for out in operator.run(iter(rows), changes, BatchInfo(batch, 0)))  # type: ignore[union-attr]
     ran, worked = time.perf_counter(), time.thread_time() - worked
     for chunk_keys, values in changes.chunks():
         backend.apply(chunk_keys, values)

@@ -25,7 +25,8 @@ import pyarrow as pa
 
 from strandline.operators.aggregate import operator as agg
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, SubtaskInfo
-from strandline.operators.windows.operator import WindowOperator, session, sliding, tumbling
+from strandline.operators.windows.operator import WindowOperator
+from strandline.operators.windows.specs import SessionWindow, SlidingWindow, session, sliding, tumbling
 from strandline.state.backends.base import StateBackend
 from strandline.state.backends.factory import open_backend
 from strandline.state.batch.changes import ChangeSet
@@ -33,7 +34,11 @@ from strandline.state.coding.ddl import parse_schema
 
 INPUT = parse_schema("k long, t timestamp, x long")
 RECORD_BATCH = 10_000
-SPECS = {"tumbling": tumbling("10s"), "sliding": sliding("10s", "1s"), "session": session("5s")}
+SPECS: dict[str, SlidingWindow | SessionWindow] = {
+    "tumbling": tumbling("10s"),
+    "sliding": sliding("10s", "1s"),
+    "session": session("5s"),
+}
 
 
 def batches(random: np.random.Generator, rows: int, keys: int, second: int) -> list[pa.RecordBatch]:

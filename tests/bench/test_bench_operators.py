@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -269,4 +270,5 @@ class TestExpectedEvents:
 
 
 def milliseconds(row: Row) -> int:
-    return round(row["ts"].timestamp() * 1000)
+    time: datetime = row["ts"]
+    return round(time.timestamp() * 1000)

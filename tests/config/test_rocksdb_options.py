@@ -96,14 +96,14 @@ batches = st.lists(
 
 def keeps_state(folder: Path, before: RocksDBOptions, after: RocksDBOptions, changes: list[Any]) -> None:
     """Write `changes` under `before`, with a snapshot after each, and go on under `after` from the last one."""
-    model: dict[bytes, bytes] = {}
+    written: dict[bytes, bytes | None] = {}
     backend = open_backend("rocksdb", folder / "db", memory=MEMORY, options=before)
     files: list[RestoredFile] = []
     for number, batch in enumerate([*changes, {b"many%04d" % n: b"%d" % n * 20 for n in range(500)}]):
         backend.apply(list(batch), list(batch.values()))
-        model.update(batch)
+        written.update(batch)
         files = restorable(backend.snapshot(folder / f"snapshot-{number}").write())
-    model = {key: value for key, value in model.items() if value is not None}
+    model = {key: value for key, value in written.items() if value is not None}
     same(backend, model)
     backend.close()
     restored = open_backend("rocksdb", folder / "restored", memory=MEMORY, restored_files=files, options=after)
@@ -418,20 +418,24 @@ def test_a_factory_that_cannot_be_sent_is_refused_in_the_driver() -> None:
         pickle_factory(lambda _options, _info: next(lines))
 
 
+def _fifo_compaction(options: Options) -> None:
+    options.set_max_open_files(-1)
+    options.set_compaction_style(DBCompactionStyle.fifo())
+
+
+def _inplace_updates(options: Options) -> None:
+    options.set_allow_concurrent_memtable_write(False)
+    options.set_inplace_update_support(True)
+
+
 UNSAFE: dict[str, Callable[[Options], Any]] = {
-    "compaction_style to kCompactionStyleFIFO": lambda options: (
-        options.set_max_open_files(-1),
-        options.set_compaction_style(DBCompactionStyle.fifo()),
-    ),
+    "compaction_style to kCompactionStyleFIFO": _fifo_compaction,
     "table_factory to PlainTable": lambda options: options.set_plain_table_factory(PlainTableFactoryOptions()),
     "num_levels to 9": lambda options: options.set_num_levels(9),
     "prefix_extractor to rocksdb.FixedPrefix": lambda options: options.set_prefix_extractor(
         SliceTransform.create_fixed_prefix(2)
     ),
-    "inplace_update_support to true": lambda options: (
-        options.set_allow_concurrent_memtable_write(False),
-        options.set_inplace_update_support(True),
-    ),
+    "inplace_update_support to true": _inplace_updates,
     "enable_blob_files to true": lambda options: options.set_enable_blob_files(True),
     "returned options without raw_mode": lambda _options: Options(),
 }

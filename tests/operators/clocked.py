@@ -9,7 +9,7 @@ from typing import Any
 
 from strandline.operators.base import BatchInfo, Operator, SubtaskInfo
 from strandline.state.batch.changes import ChangeSet
-from tests.operators.conftest import MiniSlot, checked_rows
+from tests.operators.mini_slot import MiniSlot, checked_rows
 
 INFO = SubtaskInfo("job", "step", 0, 1, 128)
 

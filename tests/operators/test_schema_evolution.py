@@ -302,7 +302,7 @@ def test_the_driver_knows_the_states_before_anything_is_opened(at: int) -> None:
 
 
 def test_what_a_processor_of_spark_deletes_may_go() -> None:
-    from pyspark.sql.streaming import StatefulProcessor
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     class Shrinks(StatefulProcessor):
         def init(self, handle: Any) -> None:

@@ -18,8 +18,8 @@ class TestFaultyStorage(StorageContract):
     def storage(self, tmp_path_factory: pytest.TempPathFactory) -> Storage:
         return open_storage(f"faulty+file://{tmp_path_factory.mktemp('durable')}/root")
 
-    def test_a_missing_file_is_named_in_the_error(self, storage: Storage) -> None:
-        """By the storage behind it, so without the prefix of the URL."""
+    def test_the_storage_behind_it_names_a_missing_file(self, storage: Storage) -> None:
+        """So the path has no prefix `faulty+`."""
         with pytest.raises(NotFoundError, match="/root/nowhere/file"):
             storage.read("nowhere/file")
 

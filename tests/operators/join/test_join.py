@@ -42,8 +42,8 @@ def slot(tmp_path: Path) -> Make:
 
 
 def joined(how: Any = "inner", lower: int | None = None, upper: int | None = None) -> JoinOperator:
-    times = (None, None) if lower is None else ("lt", "rt")
-    return JoinOperator("j", ["k", "j"], ["k", "i"], LEFTS, RIGHTS, how, *times, lower, upper)
+    left_time, right_time = (None, None) if lower is None else ("lt", "rt")
+    return JoinOperator("j", ["k", "j"], ["k", "i"], LEFTS, RIGHTS, how, left_time, right_time, lower, upper)
 
 
 def tagged(operator: JoinOperator, lefts: list[dict[str, Any]], rights: list[dict[str, Any]]) -> list[Row]:
@@ -189,8 +189,9 @@ def test_larger_batches_follow_the_model_too(
                     named = {n_name: n, time_name: at(us), id_name: number if id_name == "x" else str(number)}
                     rows.append({"k": "a", "n": n, "us": us} | named)
                 sides.append(rows)
-            expected, late = model.batch(*sides, mini.late, 20 * batch)
-            assert Counter(mini.at(tagged(mini.operator, *sides), 20 * batch)) == Counter(expected)  # type: ignore[arg-type]
+            lefts, rights = sides
+            expected, late = model.batch(lefts, rights, mini.late, 20 * batch)
+            assert Counter(mini.at(tagged(mini.operator, lefts, rights), 20 * batch)) == Counter(expected)  # type: ignore[arg-type]
             assert mini.operator.late_rows == late
     assert late > 0
     mini.backend.close()

@@ -36,7 +36,7 @@ class Totals(ArrowProcessor):
 
     def open(self, context: ArrowContext) -> None:
         self.total = context.value_state("total", "n long not null, last string, seen array<long>")
-        self.batch = (-1, 0)
+        self.batch = -1
         self.seen: set[Any] = set()
 
     def process(self, table: pa.Table, context: ArrowContext) -> Iterator[pa.Table]:

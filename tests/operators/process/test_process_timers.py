@@ -60,7 +60,7 @@ def harness(service: str, time_mode: str = "event", processor: KeyedProcessor | 
         input_schema=INPUT,
         key="k",
         output_schema=OUTPUT,
-        time_mode=time_mode,  # type: ignore[arg-type]  # a parameter of the tests
+        time_mode=time_mode,
         timer_service=service,  # type: ignore[arg-type]
     )
 
@@ -210,8 +210,8 @@ def test_a_session_that_moves_its_timer_all_the_time_keeps_the_index_small() -> 
             h.process(
                 [(f"k{key}", op, t) for key in range(50) for op, t in (("delete", at + 1000), ("set", at + 1001))]
             )
-        index = h.operator._running._timers._index  # type: ignore[union-attr]
-        assert len(index._heap) <= 2 * 50 + 1024  # type: ignore[attr-defined]
+        running: Any = h.operator._running
+        assert len(running._timers._index._heap) <= 2 * 50 + 1024
         assert h.next_timer_ms == 1060
 
 

@@ -29,6 +29,11 @@ VALUE = StructType([StructField("value", IntegerType(), True)])
 FLAVOURS: list[SparkRows] = ["row", "pandas"]
 
 
+def nameless(*values: Any) -> Row:
+    """A row of values without names; PySpark's stubs know only `Row("name", ...)`, which has names alone."""
+    return Row(*values)
+
+
 class Base(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle
@@ -47,7 +52,7 @@ class RowCount(Base):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         self.seen += 1
-        count = self.count.get()[0] if self.count.exists() else 0
+        (count,) = self.count.get() or (0,)
         for row in rows:
             count += row.v
         self.count.update((count,))
@@ -61,7 +66,7 @@ class RowCount(Base):
 class PandasCount(RowCount):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         self.seen += 1
-        count = self.count.get()[0] if self.count.exists() else 0
+        (count,) = self.count.get() or (0,)
         for frame in rows:
             assert frame.index.tolist() == list(range(len(frame)))
             count += frame["v"].sum()
@@ -244,14 +249,14 @@ class Composite(Base):
         assert not self.value.exists()
         places = [{"road": 1, "city": "Rome"}, Address(np.int64(2), "Bern"), Row(road=3, city="Oslo")]  # type: ignore[arg-type]
         self.value.update(([np.int64(1), 2], places, {"a": {"b": np.int32(3)}}))
-        ids, got, confs = self.value.get()
+        ids, got, confs = self.value.get() or ()
         assert (ids, confs) == ([1, 2], {"a": {"b": 3}})
         assert got == [Row(road=1, city="Rome"), Row(road=2, city="Bern"), Row(road=3, city="Oslo")]
         assert got[2].city == "Oslo"
 
         now = datetime(2024, 5, 1, 10, 30)
         self.times.put([(now, now, now), (pd.Timestamp(now), now.date(), pd.Timestamp(now))])
-        self.times.appendValue([now.astimezone(UTC), now.date(), None])
+        self.times.appendValue([now.astimezone(UTC), now.date(), None])  # type: ignore[arg-type]  # lists do, too
         self.times.appendList([(None, None, None)])
         assert list(self.times.get()) == [
             (now, now.date(), now),
@@ -260,18 +265,18 @@ class Composite(Base):
             (None, None, None),
         ]
 
-        self.scalars.update(np.array([1, 2, 3.5, "x", True, Decimal("1.005"), b"q", 7], object))
+        array: Any = np.array([1, 2, 3.5, "x", True, Decimal("1.005"), b"q", 7], object)
+        self.scalars.update(array)
         assert self.scalars.get() == (1, 2, 3.5, "x", True, Decimal("1.01"), b"q", "7")
-        self.scalars.update(
-            Row(np.int64(4), np.int16(5), np.float32(0.5), np.str_("y"), np.bool_(False), None, None, True)
-        )
+        values = (np.int64(4), np.int16(5), np.float32(0.5), np.str_("y"), np.bool_(False), None, None, True)
+        self.scalars.update(nameless(*values))
         assert self.scalars.get() == (4, 5, 0.5, "y", False, None, None, "true")
         assert type(self.scalars.get()) is tuple
 
         assert self.map.getValue((1, "a")) is None
         assert not self.map.containsKey((1, "a"))
         self.map.updateValue((np.int64(1), "a"), ("x", np.int64(1)))
-        self.map.updateValue([2, "b"], ["y", None])
+        self.map.updateValue([2, "b"], ["y", None])  # type: ignore[arg-type]  # lists do, too
         assert self.map.getValue((1, "a")) == ("x", 1)
         assert self.map.getValue((1, "a")).v == "x"  # type: ignore[union-attr]  # a Row, as in Spark
         assert self.map.containsKey((2, "b"))
@@ -502,8 +507,8 @@ class Clock(Base):
             self.handle.registerTimer(time)
         yield Row(text=f"{key[0]} {timerValues.getCurrentProcessingTimeInMs()} {timerValues.getCurrentWatermarkInMs()}")
 
-    # The arguments come by name.
-    def handleExpiredTimer(self, key: Any, expiredTimerInfo: Any, timerValues: Any) -> Iterator[Any]:
+    # The arguments come by name, so their order is free.
+    def handleExpiredTimer(self, key: Any, expiredTimerInfo: Any, timerValues: Any) -> Iterator[Any]:  # type: ignore[override]
         time = expiredTimerInfo.getExpiryTimeInMs()
         listed = list(self.handle.listTimers())
         if time % 10 == 1:
@@ -528,10 +533,13 @@ def at(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
+def texts(rows: list[Any]) -> list[str]:
+    return [row.text for row in rows]
+
+
 @pytest.mark.parametrize("service", ["heap", "rocksdb"])
 def test_event_time_is_as_spark_has_it(service: Any) -> None:
     with clock("EventTime", event_time="ts", timer_service=service) as h:
-        texts = lambda rows: [row.text for row in rows]  # noqa: E731
         assert texts(h.process([("a", at(10), [0, 5000])])) == ["a 0 0", "a@0 [0, 5000] 0"]
         h.watermark_ms = 10_000
         assert texts(h.process([("a", at(20), [9001, 9002, 9003, 10_000])])) == [
@@ -699,7 +707,7 @@ def test_rows_need_not_have_the_same_columns() -> None:
     ("rows", "what", "message"),
     [
         ("row", ("x", 1), r"key \('a',\).*must be a pyspark.sql.Row"),
-        ("row", Row("x", 1), r"must be a pyspark.sql.Row with the names of its columns"),
+        ("row", nameless("x", 1), r"must be a pyspark.sql.Row with the names of its columns"),
         ("row", Row(k="x", n="many"), r"key \('a',\): output column 'n' does not fit bigint"),
         ("row", Row(k=1, n=1), r"output column 'k' does not fit string"),
         ("pandas", Row(k="x", n=1), r"must yield pandas.DataFrame"),
@@ -831,11 +839,12 @@ def test_check_finds_in_the_driver_what_init_declares() -> None:
 
 def test_wrong_arguments() -> None:
     schema = parse_schema("k string")
-    for wrong, message in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"rows": "arrow"}, "rows='arrow' is not valid"),
         ({"rows": "row", "time_mode": "later"}, "time_mode='later' is not valid"),
         ({"rows": "row", "initial_schema": parse_schema("n int")}, "initial state needs the key column 'k'"),
         ({"rows": "row", "event_time": "ts"}, "no column 'ts'"),
-    ):
+    ]
+    for wrong, message in cases:
         with pytest.raises(JobDefinitionError, match=message):
-            SparkProcessorOperator("visits", Base(), ["k"], schema, schema, **wrong)  # type: ignore[arg-type]
+            SparkProcessorOperator("visits", Base(), ["k"], schema, schema, **wrong)

@@ -46,9 +46,10 @@ def test_specifications_are_read_and_checked() -> None:
     assert sliding("10m", timedelta(minutes=1), offset="5s") == SlidingWindow(600_000, 60_000, 5_000)
     assert sliding("9s", "6s").pane_ms == 3_000
     assert session("5m") == SessionWindow(300_000)
-    for wrong in (lambda: tumbling("0s"), lambda: tumbling("a while"), lambda: tumbling(-1), lambda: tumbling(0.0001)):
+    wrong: list[Any] = ["0s", "a while", -1, 0.0001]
+    for size in wrong:
         with pytest.raises(JobDefinitionError, match="size="):
-            wrong()
+            tumbling(size)
     with pytest.raises(JobDefinitionError, match="cannot slide by 2000 ms"):
         sliding("1s", "2s")
     with pytest.raises(JobDefinitionError, match="gap"):
@@ -79,7 +80,12 @@ def test_specifications_are_read_and_checked() -> None:
 )
 def test_a_wrong_definition_is_refused_when_the_job_is_built(options: dict[str, Any], told: str) -> None:
     schema = parse_schema("k string, t timestamp, x long, d date, window_end long, l array<int>")
-    whole = {"key_columns": ["k"], "spec": tumbling("1s"), "time_column": "t", "aggregates": COUNT} | options
+    whole: dict[str, Any] = {
+        "key_columns": ["k"],
+        "spec": tumbling("1s"),
+        "time_column": "t",
+        "aggregates": COUNT,
+    } | options
     with pytest.raises(JobDefinitionError, match=told) as caught:
         WindowOperator("w", input_schema=schema, **whole)
     assert "operator 'w'" in str(caught.value)
@@ -116,8 +122,8 @@ def test_a_window_closes_when_the_watermark_reaches_its_end(start: Start) -> Non
     assert slot.run([("a", at(5), 1), ("a", None, 1)], 15) == []
     assert slot.operator.late_rows == 1
     assert slot.run([], 20) == [("b", at(10), at(20), 1)]
-    assert slot.operator.next_timer_ms is None
-    assert slot.entries() == 0
+    next_timer: int | None = slot.operator.next_timer_ms
+    assert (next_timer, slot.entries()) == (None, 0)
 
 
 def test_a_sliding_window_is_merged_from_the_panes_that_have_rows(start: Start) -> None:

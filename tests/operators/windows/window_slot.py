@@ -17,7 +17,7 @@ from strandline.state.backends.base import StateBackend
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.values import canonical_floats
-from tests.operators.conftest import checked_rows
+from tests.operators.mini_slot import checked_rows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SUBTASK = SubtaskInfo("job", "w", 3, 4, 16)

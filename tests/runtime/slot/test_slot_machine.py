@@ -229,7 +229,13 @@ class SlotMachine(RuleBasedStateMachine):
     # --- the batch function --------------------------------------------------------------------------
 
     def header(self, uid: str, **other: int) -> ExchangeHeader:
-        fields = {"generation": self.generation, "batch": self.batch, "round": self.round, "subtask": 0, "attempt": 7}
+        fields: dict[str, Any] = {
+            "generation": self.generation,
+            "batch": self.batch,
+            "round": self.round,
+            "subtask": 0,
+            "attempt": 7,
+        }
         return ExchangeHeader(operator=uid, time=BatchTime(0), **{**fields, **other})
 
     def exchange(self, header: ExchangeHeader, chunks: Iterator[Chunk]) -> Answer:
@@ -578,7 +584,7 @@ class SlotMachine(RuleBasedStateMachine):
                 output = [
                     tuple(row.values())
                     for batch in operator.operator.run(iter(probe), changes, BatchInfo(0, 0))
-                    for row in batch.to_pylist()
+                    for row in batch.to_pylist()  # type: ignore[union-attr]  # no step here has side outputs
                 ]
             except Exception as error:
                 if isinstance(error, StrandlineError) or "orruption" not in str(error):

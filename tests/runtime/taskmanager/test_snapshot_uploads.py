@@ -17,7 +17,7 @@ from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, Sourc
 from strandline.errors import CheckpointError
 from strandline.runtime.protocol.messages import SnapshotReport, UploadSettings
 from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, SubtaskSnapshot
-from strandline.storage import LocalStorage
+from strandline.storage.local import LocalStorage
 
 SUBTASKS = 3
 SMALL = 100

@@ -54,10 +54,10 @@ def test_every_kind_of_state_is_read_and_what_is_expired_is_not() -> None:
         assert tuple(h.state(name, ("a", None)) for name in names) == first
         assert h.timers(("a", None)) == [10**9 + 1, 10**9 + 3]
         h.processing_time_ms = 10_000
-        later = (3, "y"), None, [1, 3], [], {(1,): 1, (3,): 3}, {}, 3, 2
+        later: tuple[Any, ...] = (3, "y"), None, [1, 3], [], {(1,): 1, (3,): 3}, {}, 3, 2
         assert tuple(h.state(name, ("a", None)) for name in names) == later
         assert [h.state(name, ("a", 1)) for name in ("vt", "lt", "mt")] == [(5, "y"), [5], {(5,): 5}]
-        nothing = None, None, [], [], {}, {}, None, None
+        nothing: tuple[Any, ...] = None, None, [], [], {}, {}, None, None
         assert tuple(h.state(name, ("b", 1)) for name in names) == nothing
         assert h.timers(("b", 1)) == []
 

@@ -6,16 +6,18 @@ SHELL := /bin/bash
 BIN := .venv/bin
 # A virtual environment that happens to be active must not leak into ours.
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
+# Slots are processes that start often: without bytecode each of them compiles Arrow, NumPy and Spark's types anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Arguments for the tools: `make test ARGS="-k kill"`, `make bench ARGS="value-state --rows 1000000 --keys 100000"`.
 ARGS ?=
 # Folders with Python code; those that do not exist are left out.
 CODE := $(wildcard src tests bench examples scripts)
 
-.PHONY: help setup demo test lint format typecheck bench docs clean lock
+.PHONY: help setup demo test test-matrix lint format typecheck bench docs clean lock
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: ## Java, .venv and the locked dependencies; quick when there is nothing to do
 	@bash scripts/setup.sh
@@ -28,6 +30,9 @@ test: setup ## every check: lint, format, types, tests
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy --strict src
 	$(BIN)/pytest -q -n 2 $(ARGS)
+
+test-matrix: setup ## the runtime tests on every supported Spark and Python, e.g. ARGS="--spark 4.1 --python 3.13"
+	@$(BIN)/python scripts/test_matrix.py $(ARGS)
 
 lint: setup ## ruff's rules
 	$(BIN)/ruff check $(CODE)
@@ -47,10 +52,10 @@ docs: setup ## build the site of the documentation into site/, offline; a broken
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@$(BIN)/python scripts/check_docs.py site
 
-clean: ## remove caches and build output; keeps .venv
+clean: ## remove caches and build output; keeps .venv and .matrix
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
-	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -rf src/*.egg-info
+	find src tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf src/*.egg-info bench/*.egg-info bench/build
 
 lock: ## write requirements.lock anew from pyproject.toml (ARGS=--upgrade for newer versions)
 	@bash scripts/lock.sh $(ARGS)

@@ -5,10 +5,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root="$(pwd -P)"
 
-good_python='import sys; sys.exit(sys.version_info < (3, 11))'
+good_python='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))'
 
 # A virtual environment that happens to be active must neither be used nor changed.
-unset VIRTUAL_ENV PYTHONHOME PYTHONPATH
+unset VIRTUAL_ENV PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 find_python() {
     local candidate
@@ -19,7 +19,7 @@ find_python() {
             return
         fi
     done
-    echo "Python 3.11 or newer is missing; install it, or name one: make setup PYTHON=/path/to/python3.11" >&2
+    echo "Python 3.11, 3.12 or 3.13 is missing; install one, or name one: make setup PYTHON=/path/to/python3.11" >&2
     return 1
 }
 
@@ -39,13 +39,14 @@ python="$(find_python)"
 echo "setting up .venv with $("$python" --version)" >&2
 rm -f "$stamp"
 # keep an environment that can be brought up to date, replace one that is broken or was moved here
-good_environment='import os, pip, sys; sys.exit(sys.version_info < (3, 11) or os.path.realpath(sys.prefix) != sys.argv[1])'
-if ! .venv/bin/python -c "$good_environment" "$root/.venv" 2>/dev/null; then
+good_place='import os, pip, sys; sys.exit(os.path.realpath(sys.prefix) != sys.argv[1])'
+if ! { .venv/bin/python -c "$good_python" && .venv/bin/python -c "$good_place" "$root/.venv"; } 2>/dev/null; then
     rm -rf .venv
     "$python" -m venv .venv
 fi
 
-# Without --no-compile, half of the time would go into bytecode of modules that nobody imports.
+# Without --no-compile, half of the time would go into bytecode of modules that nobody imports. Python writes the bytecode
+# of the others when it imports them for the first time, which is at the end of this script.
 install() {
     .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile "$@"
 }
@@ -60,4 +61,6 @@ awk '/^[A-Za-z0-9]/ { wanted = /^(pip|setuptools|wheel|packaging)==/ } wanted' r
 install --require-hashes --no-deps -r "$scratch/build_tools"
 install --require-hashes --no-build-isolation -r requirements.lock
 install --no-deps --no-build-isolation -e . -e bench
+.venv/bin/python -c 'import strandline as sl; [getattr(sl, name) for name in sl.__all__]'
+.venv/bin/strandline checkpoints ls "$scratch" >/dev/null 2>&1 || true  # an empty folder: its exit code is 1
 fingerprint >"$stamp"

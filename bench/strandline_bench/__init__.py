@@ -1,4 +1,4 @@
 """Benchmarks: measured workloads whose results are checked, here and on Spark's own operators.
 
-The command line mounts `strandline_bench.cli.app`. Nothing else imports this package.
+`strandline bench` runs `cli.app`, `strandline demo` runs `demo.cli.app`. The wheel of `strandline` has neither of them.
 """

@@ -25,7 +25,13 @@ WINDOW_RATE = 5_000
 FILE_DRIVEN = ("rows", "keys", "batch_rows", "operator", "peer", "peer_rows", "interval", "incremental_keys")
 RATE_DRIVEN = ("rate", "seconds", "warm_up", "picture")
 
-app = typer.Typer(help="Measure, and check that what was measured is right.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure, and check that what was measured is right.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 class OperatorChoice(StrEnum):

@@ -13,9 +13,9 @@ COLORS: Mapping[Mode, str] = {"on": "#0072b2", "off": "#d55e00"}
 
 
 def check_available(file: Path) -> None:
-    """Raises `ConfigError` where no picture could be drawn, or not into that file."""
+    """Raises `ConfigError` if matplotlib is missing, or if `file` cannot hold the picture."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs the package matplotlib. Install it: pip install strandline[plot]")
+        raise ConfigError("--plot needs the package matplotlib. Install it: pip install matplotlib")
     if file.suffix != ".png":
         raise ConfigError(f"--plot {file}: the picture is a PNG; give a name that ends in .png")
     if not file.absolute().parent.is_dir():

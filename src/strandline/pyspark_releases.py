@@ -53,7 +53,10 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def pandas_columns(rows: pa.RecordBatch, struct: StructType, time_zone: str) -> list[pd.Series[Any]]:
-    """The columns of `rows` as Spark hands them to user code in pandas; instants are local times of `time_zone`."""
+    """The columns of `rows` as Spark hands them to user code in pandas: instants become local times.
+
+    The instants in `rows` must have `time_zone` as their zone.
+    """
     if _installed() < (4, 2):
         serializer = _pandas_serializer(time_zone)
         return [

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import msgspec
-import pyarrow as pa
+from backports import zstd
 
 from strandline.checkpoint.registry import SharedKey
 from strandline.errors import MetadataError, NewerFormatError
@@ -129,6 +129,9 @@ _REST = struct.Struct(">QQ32s")
 """Length of the compressed body, length of the body, SHA-256 of everything else."""
 _HEADER_SIZE = _START.size + _REST.size
 
+_COMPRESSION = 1
+"""Zstandard's fastest level. The library is a small one: Arrow's would take most of the time of `checkpoints ls`."""
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(CheckpointMetadata)
 
@@ -136,7 +139,7 @@ _decoder = msgspec.msgpack.Decoder(CheckpointMetadata)
 def encode(metadata: CheckpointMetadata) -> bytes:
     """The content of the checkpoint's `_metadata` file."""
     body = _encoder.encode(metadata)
-    packed: bytes = pa.compress(body, codec="zstd", asbytes=True)
+    packed = zstd.compress(body, _COMPRESSION)
     digest = _digest(FORMAT_VERSION, len(packed), len(body), packed)
     return _START.pack(_MAGIC, FORMAT_VERSION) + _REST.pack(len(packed), len(body), digest) + packed
 
@@ -171,8 +174,8 @@ def decode(data: bytes, where: str) -> CheckpointMetadata:
     if _digest(version, packed_size, body_size, packed) != digest:
         raise _damaged(where, "its checksum is wrong")
     try:
-        return _decoder.decode(pa.decompress(packed, decompressed_size=body_size, codec="zstd", asbytes=True))
-    except (msgspec.MsgspecError, pa.ArrowException, OSError) as error:
+        return _decoder.decode(zstd.decompress(packed))
+    except (msgspec.MsgspecError, zstd.ZstdError) as error:
         raise _damaged(where, f"its checksum is right, but its content is not metadata: {error}") from error
 
 

@@ -234,6 +234,23 @@ def by_hand(tmp_path: Path) -> Path:
     return root
 
 
+def test_ls_imports_neither_spark_nor_pandas_nor_arrow(by_hand: Path) -> None:
+    code = """
+import json, sys
+from strandline.admin.cli import main
+try:
+    main.main()
+finally:
+    heavy = {"pyspark", "py4j", "pandas", "numpy", "pyarrow", "rocksdict", "yaml", "strandline_bench"}
+    print(json.dumps(sorted(heavy & sys.modules.keys())), file=sys.stderr)
+"""
+    command = [sys.executable, "-c", code, "checkpoints", "ls", str(by_hand)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "chk-2 newest" in ended.stdout
+    assert json.loads(ended.stderr) == []
+
+
 def test_verify_takes_a_checkpoint_its_metadata_a_job_or_a_checkpoint_dir(
     by_hand: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,21 +1,18 @@
-"""The command line: `strandline demo`, `bench`, `checkpoints`, `savepoint`, `version`."""
+"""The command line: `strandline checkpoints`, `savepoint`, `version`, and `demo` and `bench` in a checkout."""
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
-from typing import Annotated, Any
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 import strandline
 from strandline.admin.cli.checkpoints import app as checkpoints_app
 from strandline.admin.cli.savepoint import savepoint
 from strandline.errors import StrandlineError
-from strandline_bench.cli import app as bench_app
 
 app = typer.Typer(
     name="strandline",
@@ -27,12 +24,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(checkpoints_app, name="checkpoints")
-app.add_typer(bench_app, name="bench")
 app.command()(savepoint)
 
-INTERRUPTED = 130
-
-Json = Annotated[bool, typer.Option("--json", help="Print the facts as JSON on standard output.")]
+OTHER_PACKAGE: Final = "strandline_bench"
+FORWARD: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Hands all arguments of a command on, `--help` among them, without reading them."""
 
 
 @app.callback()
@@ -44,18 +40,21 @@ def common(
 
 
 class _Debug:
-    """Whether errors show their traceback; known before the command runs, needed after it has failed."""
+    """Whether errors show their traceback. The option is read before the command runs, and used when it fails."""
 
     on = False
 
 
 def main() -> None:
-    """The entry point: an error of ours is one message on standard error and exit code 1."""
+    """Run a command. A `StrandlineError` is printed as one message on standard error, with exit code 1."""
     try:
         app()
     except StrandlineError as error:
         if _Debug.on:
             raise
+        from rich.console import Console
+        from rich.text import Text
+
         Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True, highlight=False)
         sys.exit(1)
 
@@ -66,77 +65,27 @@ def version() -> None:
     print(strandline.__version__)
 
 
-# --- demo ------------------------------------------------------------------------------------------
-
-
-@app.command()
-def demo(
-    users: Annotated[int, typer.Option(help="How many users click.")] = 100_000,
-    rows: Annotated[int, typer.Option(help="How many clicks there are.")] = 2_000_000,
-    keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep input, output, checkpoints and log in this folder.")
-    ] = None,
-    kill: Annotated[bool, typer.Option("--kill/--no-kill", help="Kill a slot process in the middle.")] = True,
-    plain: Annotated[bool, typer.Option("--plain", help="One line an event instead of the live view.")] = False,
-    as_json: Json = False,
-) -> None:
+@app.command(context_settings=FORWARD)
+def demo(context: typer.Context) -> None:
     """Count a click stream per user, kill a slot in the middle, and compare the result with a batch computation."""
-    from strandline_bench.demo import DemoOptions, run_demo
-
-    # With --json standard output belongs to the facts.
-    console = Console(stderr=as_json)
-    options = DemoOptions(users=users, rows=rows, keep=keep, kill=kill, plain=plain)
-    try:
-        facts = run_demo(options, console)
-    except KeyboardInterrupt:
-        console.print("interrupted: everything that was started has been stopped")
-        raise typer.Exit(INTERRUPTED) from None
-    _say_how_it_went(facts, console)
-    if as_json:
-        _print_json(facts)
-    if not facts["equal"] or facts["processes_left"]:
-        raise typer.Exit(1)
+    _hand_over("demo", "strandline_bench.demo.cli", context.args)
 
 
-def _say_how_it_went(facts: dict[str, Any], console: Console) -> None:
-    def say(good: bool, text: str) -> None:
-        mark = ("✔ ", "bold green") if good else ("✖ ", "bold red")
-        console.print(Text.assemble(mark, text), highlight=False, soft_wrap=not console.is_terminal)
+@app.command(context_settings=FORWARD)
+def bench(context: typer.Context) -> None:
+    """Measure, and check that what was measured is right."""
+    _hand_over("bench", "strandline_bench.cli", context.args)
 
-    counted = f"{facts['rows']:,} rows, {facts['users']:,} users"
-    if facts["wrong_users"]:
-        say(
-            False,
-            f"{counted}: {facts['wrong_users']:,} users DIFFER from the batch computation "
-            f"(max difference {facts['max_difference']:,})",
+
+def _hand_over(command: str, module: str, arguments: list[str]) -> None:
+    """Run a command of the package `strandline_bench`, which is in Strandline's repository but not in its wheel."""
+    if find_spec(OTHER_PACKAGE) is None:
+        raise StrandlineError(
+            f"`strandline {command}` is in the package {OTHER_PACKAGE}, which is not installed: clone Strandline's "
+            f"repository and run `make setup` there, then `.venv/bin/strandline {command}`."
         )
-    else:
-        say(True, f"{counted}: output equals the batch computation (max difference {facts['max_difference']})")
-    if facts["wrong_badges"]:
-        say(False, f"{facts['wrong_badges']:,} of {facts['badges']:,} badges are missing, doubled or wrong")
-    else:
-        say(True, f"{facts['badges']:,} badges: each was awarded exactly once")
-    if facts["killed_pid"] is not None:
-        after = facts["recovery_seconds"]
-        how = f"replaced after {after:.1f} s" if after is not None else "replaced"
-        say(
-            facts["replaced_slots"] > 0,
-            f"{facts['killed_slot']} killed with SIGKILL at row {facts['killed_at_row']:,}: {how}, "
-            f"{facts['restarts']} restarts of the job",
-        )
-    say(
-        True,
-        f"{facts['rows_per_second'] or 0:,} rows/s; {facts['checkpoints']} checkpoints, p50 "
-        f"{facts['checkpoint_ms_p50'] or 0:,.0f} ms, of {facts['state_bytes'] / 1e6:,.1f} MB of state",
-    )
-    if facts["processes_left"]:
-        say(False, f"processes that did not end: {', '.join(map(str, facts['processes_left']))}")
-    if facts["folder"]:
-        console.print(f"  kept in {facts['folder']}", highlight=False, soft_wrap=True)
-
-
-def _print_json(facts: Any) -> None:
-    print(json.dumps(facts, indent=2))
+    other: typer.Typer = import_module(module).app
+    other(args=arguments, prog_name=f"strandline {command}")
 
 
 if __name__ == "__main__":

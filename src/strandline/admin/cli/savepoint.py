@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from strandline.admin.cli.checkpoints import Json, StorageOptions, storage_settings
-from strandline.admin.savepoints import dispose_savepoint
-from strandline.checkpoint.metadata import CheckpointMetadata, all_files
-from strandline.runtime.driver.restore.savepoints import open_savepoint
-from strandline.storage import Storage
+from strandline.admin.cli.options import Json, StorageOptions, print_json, storage_settings
+
+if TYPE_CHECKING:
+    from strandline.checkpoint.metadata import CheckpointMetadata
+    from strandline.storage import Storage
 
 
 def savepoint(
     location: Annotated[str, typer.Argument(metavar="PATH", help="The savepoint's folder, or the _metadata in it.")],
-    dispose: Annotated[bool, typer.Option("--dispose", help="Delete it: all files that it consists of.")] = False,
+    dispose: Annotated[bool, typer.Option("--dispose", help="Delete the savepoint with all its files.")] = False,
     as_json: Json = False,
     storage_option: StorageOptions = None,
 ) -> None:
-    """Show what a savepoint holds, or delete it with --dispose."""
+    """Show what a savepoint holds; with --dispose, delete it."""
+    from strandline.admin.savepoints import dispose_savepoint
+    from strandline.runtime.driver.restore.savepoints import open_savepoint
+
     storage, metadata = open_savepoint(location, storage_settings(storage_option))
     facts = _facts(storage, metadata)
     if dispose:
         facts["disposed_files"] = dispose_savepoint(storage, metadata)
     if as_json:
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
         return
+    from rich.console import Console
+    from rich.table import Table
+
     console = Console()
     if dispose:
         console.print(f"Savepoint disposed: {facts['path']} ({facts['disposed_files']} files)", soft_wrap=True)
@@ -52,6 +55,8 @@ def savepoint(
 
 
 def _facts(storage: Storage, metadata: CheckpointMetadata) -> dict[str, Any]:
+    from strandline.checkpoint.metadata import all_files
+
     sizes: Counter[str] = Counter(dict.fromkeys(metadata.operators, 0))
     for state, file in all_files(metadata):
         sizes[state.operator] += file.size

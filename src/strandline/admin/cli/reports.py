@@ -1,0 +1,152 @@
+"""What the commands on checkpoints report, as text for a person."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from strandline.admin.inspection import CheckpointFacts, JobFolder
+
+if TYPE_CHECKING:
+    from strandline.admin.garbage import Garbage
+    from strandline.admin.verification import Verified
+
+
+def print_verified(location: str, found: list[Verified]) -> None:
+    console = Console()
+    if not found:
+        console.print(f"{location}: no completed checkpoint yet", soft_wrap=True, highlight=False)
+    for checkpoint in found:
+        mark = ("✖ ", "bold red") if checkpoint.damage else ("✔ ", "bold green")
+        bad = f", {len(checkpoint.damage)} damaged or missing" if checkpoint.damage else ", all whole"
+        text = (
+            f"checkpoint {checkpoint.id} of job {checkpoint.job}: {checkpoint.files} files, {_bytes(checkpoint.bytes)}"
+        )
+        console.print(Text.assemble(mark, text, bad), soft_wrap=True, highlight=False)
+        for damage in checkpoint.damage:
+            whose = f" (operator {damage.operator}, subtask {damage.subtask})" if damage.operator is not None else ""
+            console.print(Text(f"  {damage.path} {damage.problem}{whose}", style="red"), soft_wrap=True)
+
+
+def garbage_facts(garbage: Garbage, deleted: bool) -> dict[str, Any]:
+    files = garbage.files
+    return {
+        "job": garbage.job,
+        "generation": garbage.generation,
+        "owner": garbage.owner,
+        "live_since": garbage.live_since if math.isfinite(garbage.live_since) else None,
+        "retained": list(garbage.retained),
+        "referenced": files.referenced,
+        "orphans": [{"path": file.path, "size": file.size, "modified": file.modified} for file in files.orphans],
+        "orphan_bytes": sum(file.size for file in files.orphans),
+        "deleted": deleted,
+        "kept": {
+            "possibly_live": [file.path for file in files.live],
+            "young": [file.path for file in files.young],
+            "number_in_use": [file.path for file in files.numbers],
+        },
+    }
+
+
+def print_garbage(folder: JobFolder, garbage: Garbage, deleted: bool) -> None:
+    console = Console()
+    files = garbage.files
+
+    def say(text: str | Text) -> None:
+        console.print(text, soft_wrap=True, highlight=False)
+
+    say(Text.assemble((f"job {folder.job}", "bold"), f" in {folder.path}"))
+    for file in files.orphans:
+        say(Text(f"  {_time(file.modified)}  {_bytes(file.size):>9}  {file.path}"))
+    size = _bytes(sum(file.size for file in files.orphans))
+    say(f"{len(files.orphans)} orphans of {size} {'deleted' if deleted else 'found; --yes deletes them'}")
+    if files.live:
+        by = f" by {garbage.owner}" if garbage.owner else ""
+        say(
+            f"{len(files.live)} files kept that generation {garbage.generation}, begun{by}, may still need; if it has "
+            "ended, add --take-over"
+        )
+    if files.young:
+        say(f"{len(files.young)} files kept that are younger than --min-age")
+    if files.numbers:
+        say(f"{len(files.numbers)} _metadata kept until a checkpoint with a higher number has completed")
+
+
+def print_list(folder: JobFolder, found: list[CheckpointFacts]) -> None:
+    console = Console()
+    console.print(Text.assemble((f"job {folder.job}", "bold"), f" in {folder.path}"), soft_wrap=True, highlight=False)
+    if not found:
+        console.print("  no completed checkpoint yet")
+        return
+    table = Table(box=None, header_style="dim", padding=(0, 1))
+    for name in ("id", "batch", "gen."):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("completed (UTC)", no_wrap=True)
+    for name in ("files", "full size"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("folder", no_wrap=True)
+    for facts in found:
+        place = facts.path.rpartition("/")[2]
+        if facts.problem:
+            table.add_row(str(facts.id), *[""] * 5, Text(f"{place} ✖", style="red"))
+            continue
+        table.add_row(
+            str(facts.id),
+            str(facts.batch),
+            str(facts.generation),
+            _time(facts.time or 0.0),
+            str(facts.files),
+            _bytes(facts.full_bytes or 0),
+            f"{place} newest" if facts.latest else place,
+        )
+    console.print(table)
+    for facts in found:
+        if facts.problem:
+            console.print(Text(facts.problem, style="red"), soft_wrap=True)
+
+
+def print_details(details: dict[str, Any]) -> None:
+    console = Console()
+    head = Table.grid(padding=(0, 2))
+    for name, value in (
+        ("checkpoint", f"{details['id']} of job {details['job']}"),
+        ("path", details["path"]),
+        ("completed", f"{_time(details['time'])} UTC, generation {details['generation']}, batch {details['batch']}"),
+        ("state", f"{_bytes(details['full_bytes'])} in {details['files']} files"),
+        ("parallelism", f"{details['parallelism']} of at most {details['max_parallelism']}"),
+        ("published", f"{details['sink_rows']:,} rows in {details['sink_files']} files"),
+    ):
+        head.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
+    console.print(head)
+    table = Table(box=None, header_style="dim", padding=(0, 1))
+    table.add_column("operator")
+    for name in ("subtask", "key groups", "backend", "files", "of them shared", "full size"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for subtask in details["subtasks"]:
+        first, end = subtask["key_groups"]
+        table.add_row(
+            subtask["operator"],
+            str(subtask["subtask"]),
+            f"{first}–{end - 1}",
+            subtask["backend"],
+            str(len(subtask["files"])),
+            str(sum(file["shared"] for file in subtask["files"])),
+            _bytes(subtask["full_bytes"]),
+        )
+    console.print(table)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _bytes(count: int) -> str:
+    for unit, limit in (("B", 1e3), ("kB", 1e6), ("MB", 1e9)):
+        if count < limit:
+            return f"{count} B" if unit == "B" else f"{count / limit * 1e3:.1f} {unit}"
+    return f"{count / 1e9:.1f} GB"

@@ -17,7 +17,7 @@ from strandline.checkpoint.metadata import SubtaskState
 from strandline.errors import IncompatibleCheckpointError
 from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.protocol.folders import slot_folder
-from strandline.runtime.protocol.messages import ChangelogSettings, OperatorSpec, SlotSpec
+from strandline.runtime.protocol.messages import OperatorSpec, SlotSpec
 from strandline.state.coding.codec import ValueCodec
 from strandline.state.coding.ddl import parse_schema
 from strandline.state.coding.keys import key_group_range, state_prefix
@@ -31,6 +31,7 @@ from tests.runtime.taskmanager.changelog.host import (
     Host,
     Puts,
     Subtask,
+    changelog_settings,
     run_info,
     slot_spec,
 )
@@ -79,7 +80,7 @@ class Driver:
         self.log = DurableSegments(self.batch)
         self.incarnations = 0
         self.allow = allow
-        quiet = ChangelogSettings(upload_timeout=10.0, materialization_interval=1e9)
+        quiet = changelog_settings(upload_timeout=10.0)
         run = run_info(self.folder, self.storage, quiet if changelog else None, f"run-{self.generation}")
         self.host = Host(run, self.storage)
         self.host.start(*(self.spec(index) for index in range(PARALLELISM)))
@@ -105,19 +106,19 @@ class Driver:
     def run(self, changes: Mapping[Subtask, Changes]) -> None:
         self.batch += 1
         self.host.prepare(self.batch, 0, changes)
-        for index, settled in self.host.settle(self.batch, 0).items():
-            self.log.prepared(self.batch, index, settled)
-        self.log.decided(self.batch, logged=self.host.log is not None)
+        for index, outcome in self.host.wait_until_durable(self.batch, 0).items():
+            self.log.prepared(self.batch, index, outcome)
+        self.log.decided(self.batch, logged=self.host.has_changelog)
         self.host.commit(self.batch)
 
     def take_checkpoint(self) -> None:
         self.checkpoint += 1
-        if self.host.log is None:
+        if not self.host.has_changelog:
             acks = self.host.upload_snapshots(self.checkpoint)
             self.host.uploader.completed(self.checkpoint, {})
         else:
             acks = self.host.acknowledged(self.checkpoint)
-            self.host.log.completed(self.checkpoint)
+            self.host.changelog.completed(self.checkpoint)
         assert {ack.state.operator for ack in acks} == {operator.uid for operator in self.operators}
         self.base = self.batch, [ack.state for ack in acks]
         self.log.truncate(self.batch)
@@ -192,8 +193,8 @@ def test_entries_are_in_the_new_form_whatever_they_are_rebuilt_from(kind: str, d
         hosts.append(driver.host)
         for _ in range(data.draw(st.integers(1, 4), "old batches")):
             drawn_batch(data, driver, ("total", "old"))
-            if driver.host.log is not None and data.draw(st.booleans(), "materialize"):
-                driver.host.log._materialize(data.draw(st.integers(0, 1)))
+            if driver.host.has_changelog and data.draw(st.booleans(), "materialize"):
+                driver.host.changelog.materializer.materialize(data.draw(st.integers(0, 1)))
         driver.take_checkpoint()
         original, first = driver.base, driver.model
         assert driver.rows() == complete(driver.model, V1)
@@ -242,14 +243,13 @@ def test_the_changelog_does_not_build_on_files_of_the_old_form() -> None:
     try:
         many = {stored(0, "old", f"{n:04d}"): OLD_ROWS.encode((n, "x" * 200)) for n in range(2000)}
         driver.run({("op", 0): {**many, stored(0, "total", "a"): OLD_ROWS.encode((1, "s"))}})
-        assert driver.host.log is not None
-        driver.host.log._materialize(0)
+        driver.host.changelog.materializer.materialize(0)
         driver.take_checkpoint()
         driver.host.kill()
         driver.start(V2, changelog=True)
-        barrier = driver.host.task_log.barrier(2)
+        barrier = driver.host.changelog.barrier(2)
         # "gone" is not of the job any more, "fresh" begins empty: only "op" has to be materialized.
-        assert driver.host.task_log._book.without_base() == [("op", 0), ("op", 1)]
+        assert driver.host.changelog.files.without_base() == [("op", 0), ("op", 1)]
         acks = {(ack.state.operator, ack.state.subtask): ack for ack in driver.host.acknowledge(barrier)}
         assert [state["name"] for state in acks["op", 0].state.states] == ["total", "more"]
         assert not [file for file in acks["op", 0].state.files if file.is_segment]

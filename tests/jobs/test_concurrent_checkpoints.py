@@ -15,12 +15,13 @@ from strandline.admin.inspection import JobFolder
 from strandline.checkpoint.metadata import CheckpointMetadata, all_files
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import CheckpointError, StorageError, StrandlineError
-from strandline.runtime.protocol.messages import SnapshotReport, UploadSettings
+from strandline.runtime.protocol.messages import SnapshotReport
 from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.state.backends.factory import RestoredFile, open_backend
 from strandline.storage import open_storage
 from strandline.storage.checksums import checksum
 from tests.jobs.place import Place, Sum, running_sums
+from tests.runtime.taskmanager.changelog.host import upload_settings
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
@@ -307,7 +308,7 @@ def test_what_a_subtask_uploaded_before_it_failed_is_deleted_by_the_task_manager
     """The coordinator never hears of these files."""
     options = {"fail_pattern": r"^upload .*-c\.sst$", "journal": str(tmp_path / "journal")}
     storage = open_storage(f"faulty+file://{tmp_path}/durable", options)
-    uploader = SnapshotUploader(storage, "visits", UploadSettings(small_bytes=0), threads=2)
+    uploader = SnapshotUploader(storage, "visits", upload_settings(small_bytes=0), threads=2)
     files = []
     for name in ("a.sst", "b.sst", "c.sst", "d.sst"):
         (tmp_path / name).write_bytes(name.encode() * 1000)

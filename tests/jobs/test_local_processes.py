@@ -43,6 +43,7 @@ from strandline.runtime.task.relay import _exchange
 from strandline.runtime.taskmanager.process import TaskManager
 from strandline.state.coding.ddl import parse_schema
 from strandline.state.coding.keys import key_group_range
+from tests.runtime.taskmanager.changelog.host import upload_settings
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.faults
@@ -89,6 +90,7 @@ class Driver:
             HEARTBEAT_TIMEOUT,
             StorageSettings(str(root / "durable"), {}),
             [],
+            upload_settings(),
         )
         self.durable = root / "durable"
         self.local = run_folder(self.run.local_dir, JOB, run_id)

@@ -12,13 +12,14 @@ from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.metadata import CheckpointMetadata, SourcePosition, encode
 from strandline.checkpoint.registry import SharedKey
 from strandline.runtime.driver.restore.job_log import read_metadata
-from strandline.runtime.protocol.messages import SnapshotReport, UploadSettings
+from strandline.runtime.protocol.messages import SnapshotReport
 from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.state.backends.factory import RestoredFile, open_backend
 from strandline.state.backends.rocksdb import RocksDBBackend, RocksDBOptions
 from strandline.storage.checksums import checksum
 from strandline.storage.local import LocalStorage
 from strandline.storage.paths import JobPaths
+from tests.runtime.taskmanager.changelog.host import upload_settings
 
 OPERATOR = "sums"
 KEY_GROUPS = range(0, 128)
@@ -70,7 +71,7 @@ class Example:
         self.root = root
         self.db = DrivenBackend(root / "db")
         self.storage = LocalStorage(str(root / "durable"))
-        self.uploader = SnapshotUploader(self.storage, "visits", UploadSettings(small_bytes=0))
+        self.uploader = SnapshotUploader(self.storage, "visits", upload_settings(small_bytes=0))
         self.coordinator = CheckpointCoordinator(interval=1.0, subtasks=[(OPERATOR, 0)], num_retained=2)
         self.uploaded: dict[str, str] = {}
         """Where each SST was uploaded, by the seeds' name."""

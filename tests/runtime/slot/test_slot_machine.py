@@ -51,6 +51,7 @@ from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, Su
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
 from strandline.storage.local import LocalStorage
+from tests.runtime.taskmanager.changelog.host import upload_settings
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where it exists, nothing waits for a disk: what a sync is good for is not what is tried here."""
@@ -219,6 +220,7 @@ class SlotMachine(RuleBasedStateMachine):
             8.0,
             StorageSettings(self.storage.url, {}),
             [],
+            upload_settings(),
         )
 
     @initialize(batch_memory=st.sampled_from([600, 1 << 20]))
@@ -556,7 +558,7 @@ class SlotMachine(RuleBasedStateMachine):
         self.incarnation += 1
         spec = self.spec()
         if not hasattr(self, "uploader"):
-            self.uploader = SnapshotUploader(self.storage, JOB, threads=2)
+            self.uploader = SnapshotUploader(self.storage, JOB, upload_settings(), threads=2)
         for uid in UIDS:
             states = [state for state in spec.restore if state.operator == uid]
             self.uploader.start_from((uid, spec.index), states, spec.restore_owned)

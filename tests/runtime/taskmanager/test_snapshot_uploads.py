@@ -18,6 +18,7 @@ from strandline.errors import CheckpointError
 from strandline.runtime.protocol.messages import SnapshotReport, UploadSettings
 from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.storage.local import LocalStorage
+from tests.runtime.taskmanager.changelog.host import upload_settings
 
 SUBTASKS = 3
 SMALL = 100
@@ -185,7 +186,7 @@ def snapshot(folder: Path, sizes: dict[str, int], subtask: int = 0) -> SubtaskSn
 
 def test_all_slots_of_a_task_manager_share_one_file(tmp_path: Path) -> None:
     storage = LocalStorage(str(tmp_path / "durable"))
-    uploader = SnapshotUploader(storage, "visits")
+    uploader = SnapshotUploader(storage, "visits", upload_settings())
     acks = uploader.upload(
         1, [snapshot(tmp_path / f"slot-{n}", {"1.sst": 50_000, "2.sst": 3_000_000}, n) for n in range(8)]
     )
@@ -203,7 +204,7 @@ def test_an_upload_that_is_given_up_ends_early_and_leaves_nothing(tmp_path: Path
             uploader.aborted(1)
 
     storage = GivesUp(str(tmp_path / "durable"))
-    uploader = SnapshotUploader(storage, "visits", UploadSettings(small_bytes=0), threads=1)
+    uploader = SnapshotUploader(storage, "visits", upload_settings(small_bytes=0), threads=1)
     with pytest.raises(CheckpointError, match="checkpoint 1 was given up"):
         uploader.upload(1, [snapshot(tmp_path / "slot", {f"{n}.sst": 10 for n in range(20)})])
     assert list(storage.list()) == []

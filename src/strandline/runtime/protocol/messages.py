@@ -45,20 +45,20 @@ class StorageSettings(msgspec.Struct, frozen=True):
 class UploadSettings(msgspec.Struct, frozen=True):
     """How a task manager deals with small files."""
 
-    inline_bytes: int = 20 << 10
-    small_bytes: int = 1 << 20
-    max_amplification: float = 2.0
+    inline_bytes: int
+    small_bytes: int
+    max_amplification: float
 
 
 class ChangelogSettings(msgspec.Struct, frozen=True):
     """How a task manager keeps the changelog of its slots."""
 
-    upload_timeout: float = 1.0
-    upload_attempts: int = 3
-    max_behind_bytes: int = 256 << 20
-    materialization_interval: float = 600.0
-    max_amplification: float = 2.0
-    storage: StorageSettings | None = None
+    upload_timeout: float
+    upload_attempts: int
+    max_behind_bytes: int
+    materialization_interval: float
+    max_amplification: float
+    storage: StorageSettings | None
     """Where it is kept; None: with the checkpoints."""
 
 
@@ -81,7 +81,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     heartbeat_timeout: float
     storage: StorageSettings
     sys_path: list[str]
-    uploads: UploadSettings = UploadSettings()
+    uploads: UploadSettings
     local_recovery: bool = False
     """Whether task managers keep second copies of durable files on local disk."""
     changelog: ChangelogSettings | None = None

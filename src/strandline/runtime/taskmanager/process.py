@@ -38,7 +38,7 @@ from strandline.runtime.protocol.messages import (
     StorageSettings,
 )
 from strandline.runtime.protocol.wire import Address, Client, Server, decode_error, encode_error, own_host
-from strandline.runtime.taskmanager.changelog.task_log import Barrier, TaskLog
+from strandline.runtime.taskmanager.changelog.changelog import Barrier, Changelog
 from strandline.runtime.taskmanager.local_copies import LocalCopies
 from strandline.runtime.taskmanager.savepoint_uploads import upload_savepoint
 from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, SubtaskSnapshot
@@ -124,11 +124,11 @@ class TaskManager:
             unix_path=str(socket_folder(run.run_id) / f"tm-{os.getpid()}.sock"),
         )
         if self._log is not None:
-            self._log.start(self._freeze, self._thaw, self._tidy)
+            self._log.start()
 
-    def _open_log(self, storage: Storage, settings: ChangelogSettings) -> TaskLog:
+    def _open_log(self, storage: Storage, settings: ChangelogSettings) -> Changelog:
         scratch = self._folder / f"log-{os.getpid()}"
-        return TaskLog(storage, self.run.job, settings, self._uploader, scratch, self._copies)
+        return Changelog(storage, self.run.job, settings, self._uploader, self, scratch, copies=self._copies)
 
     # --- slots -----------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class TaskManager:
                 if old is not None:
                     old.end()
                 if self._log is not None:
-                    self._log.slot_starts(spec)
+                    self._log.slot_starting(spec)
                 else:
                     for operator in spec.operators:
                         states = [state for state in spec.restore if state.operator == operator.uid]
@@ -275,7 +275,7 @@ class TaskManager:
     def sealed(self, body: dict[str, Any]) -> None:
         """A slot has sealed a segment."""
         if self._log is not None:
-            self._log.offer(msgspec.convert(body, Sealed))
+            self._log.queue.offer(msgspec.convert(body, Sealed))
 
     def settle(self, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
         """The slots' status; with the changelog, once what they prepared in this round is durable.
@@ -292,19 +292,19 @@ class TaskManager:
             for one in msgspec.convert(answer["value"]["sealed"], list[Sealed])
             if (one.batch, one.round) == (body["batch"], body["round"])
         ]
-        for (operator, index), outcome in self._log.settle(sealed).items():
+        for (operator, index), outcome in self._log.queue.wait_until_durable(sealed).items():
             answers[index]["value"].setdefault("log", {})[operator] = outcome
         return answers
 
     def commit(self, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
         """The batch is decided: it is part of the log, and every slot makes it its state."""
         if self._log is not None:
-            self._log.committed(body["batch"])
+            self._log.queue.commit(body["batch"])
         return self.fan({"action": "commit", "body": body, "indices": body["indices"]})
 
     def figures(self, _body: Any) -> dict[str, float]:
         """What the changelog takes up and what it cost; nothing without one."""
-        return self._log.describe() if self._log is not None else {}
+        return self._log.figures() if self._log is not None else {}
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -365,7 +365,7 @@ class TaskManager:
             for slot in slots:
                 _release(slot, checkpoint_id)
 
-    def _barrier_of_log(self, log_: TaskLog, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    def _barrier_of_log(self, log_: Changelog, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
         answers: dict[int, dict[str, Any]] = {index: {"value": []} for index in self._slots}
         barrier = log_.barrier(body["checkpoint"])
         if barrier.durable:
@@ -376,7 +376,7 @@ class TaskManager:
             threading.Thread(target=self._acknowledge_late, args=(log_, barrier, generation), daemon=True).start()
         return answers
 
-    def _acknowledge_late(self, log_: TaskLog, barrier: Barrier, generation: int) -> None:
+    def _acknowledge_late(self, log_: Changelog, barrier: Barrier, generation: int) -> None:
         """Acknowledge once what is missing is durable; or decline."""
         about = {"checkpoint": barrier.checkpoint_id, "generation": generation}
         try:
@@ -391,7 +391,7 @@ class TaskManager:
         except StrandlineError as error:
             log.warning("checkpoint %d: %s", barrier.checkpoint_id, error)
 
-    def _freeze(self, index: int, number: int) -> Callable[[], list[SubtaskSnapshot]]:
+    def freeze(self, index: int, number: int) -> Callable[[], list[SubtaskSnapshot]]:
         """Have a slot freeze its state; what it returns tells the files, once they are all on disk."""
         slot = self._slots.get(index)
         if slot is None:
@@ -399,12 +399,12 @@ class TaskManager:
         slot.client.call("barrier", {"checkpoint": number})
         return lambda: _snapshots(slot, number, time.time())
 
-    def _tidy(self, index: int) -> None:
+    def compact(self, index: int) -> None:
         slot = self._slots.get(index)
         if slot is not None:
             slot.client.call("tidy")
 
-    def _thaw(self, index: int, number: int) -> None:
+    def release(self, index: int, number: int) -> None:
         """The slot's files of that state are not needed for an upload any more."""
         slot = self._slots.get(index)
         if slot is not None:

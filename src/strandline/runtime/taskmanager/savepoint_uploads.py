@@ -1,4 +1,4 @@
-"""Uploads the files of a savepoint, all of them, into the savepoint's own folder."""
+"""Uploads all files of a savepoint into the savepoint's own folder."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
-from strandline.checkpoint.metadata import FileHandle, StateFile, SubtaskState
+from strandline.checkpoint.metadata import FileHandle, StateFile
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.runtime.taskmanager.snapshot_uploads import SubtaskSnapshot
 from strandline.storage import Storage
@@ -19,7 +20,10 @@ UPLOADS = 4
 
 
 def upload_savepoint(storage: Storage, snapshots: Sequence[SubtaskSnapshot]) -> list[SubtaskAck]:
-    """Upload all files of some subtasks. Handles name them by their full path, so that anybody can delete them."""
+    """Upload all files of some subtasks. Handles have full paths, so that every process can find and delete the files.
+
+    Raises `StorageError`.
+    """
 
     def put(one: tuple[SubtaskSnapshot, tuple[str, str, int, str, bool]]) -> StateFile:
         snapshot, (name, path, size, identity, shared) = one
@@ -33,26 +37,16 @@ def upload_savepoint(storage: Storage, snapshots: Sequence[SubtaskSnapshot]) -> 
             started = time.monotonic()
             report = snapshot.report
             files = tuple(pool.map(put, [(snapshot, file) for file in report.files]))
-            size = sum(file.size for file in files)
+            # A savepoint may hold a full snapshot even if checkpoints are incremental.
+            owner = replace(snapshot.owner, incremental=any(file.shared for file in files))
             acks.append(
-                SubtaskAck(
-                    state=SubtaskState(
-                        operator=report.operator,
-                        subtask=snapshot.subtask,
-                        key_group_start=snapshot.key_groups.start,
-                        key_group_end=snapshot.key_groups.stop,
-                        backend=snapshot.backend,
-                        incremental=any(file.shared for file in files),
-                        files=files,
-                        states=tuple(report.states),
-                    ),
-                    uploaded=tuple(file.handle for file in files if file.handle is not None),
+                owner.acknowledge(
+                    files,
                     barrier_time=snapshot.barrier_time,
-                    ack_time=time.time(),
                     sync_ms=report.sync_ms,
                     async_ms=report.write_ms + (time.monotonic() - started) * 1000,
-                    checkpointed_bytes=size,
-                    full_bytes=size,
+                    checkpointed_bytes=sum(file.size for file in files),
+                    uploaded=(file.handle for file in files if file.handle is not None),
                 )
             )
     return acks

@@ -1,20 +1,17 @@
-"""Uploading snapshots: new files go to durable storage, files of a confirmed checkpoint are only named again.
+"""Uploads snapshots: new files go to durable storage, files of a confirmed checkpoint are only named again.
 
-A short checkpoint interval makes many small files. Very small ones that no later checkpoint can share travel inside
-`_metadata`. Small ones of all slots of a task manager are put together into one uploaded file; a handle then names a
-part of it. Such a file can only be deleted as a whole, so parts that a checkpoint still needs are uploaded again once
-they make up too little of it: what storage holds of these files is at most `max_amplification` times what is needed.
+A short checkpoint interval makes many small files. Very small files that no later checkpoint can share travel inside
+`_metadata`. Small files of all slots of a task manager are packed into one uploaded file; a handle then names a part of
+it. A pack can only be deleted as a whole. When the parts that a checkpoint still needs make up too little of a pack,
+they are uploaded again. So packs take up at most `max_amplification` times what is needed of them.
 """
 
 from __future__ import annotations
 
-import logging
-import tempfile
 import time
 import uuid
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -22,19 +19,15 @@ from pathlib import Path
 
 from strandline.checkpoint.metadata import FileHandle, StateFile, SubtaskState
 from strandline.checkpoint.pending import SubtaskAck
-from strandline.errors import CheckpointError, StorageError
+from strandline.errors import CheckpointError
 from strandline.runtime.protocol.messages import SnapshotReport, UploadSettings
+from strandline.runtime.taskmanager.acknowledgement import StateOwner
+from strandline.runtime.taskmanager.cleanup import delete_unneeded
 from strandline.runtime.taskmanager.local_copies import LocalCopies
+from strandline.runtime.taskmanager.packing import PACK_BYTES, Pack
 from strandline.state.chunks import grouped
-from strandline.state.disk_full import disk_full_error
 from strandline.storage import Storage
-from strandline.storage.checksums import checksum, checksum_text
 from strandline.storage.paths import JobPaths
-
-log = logging.getLogger(__name__)
-
-GROUP_BYTES = 32 << 20
-"""Small files are put together up to about this size."""
 
 Subtask = tuple[str, int]
 
@@ -50,25 +43,34 @@ class SubtaskSnapshot:
     report: SnapshotReport
     barrier_time: float
 
+    @property
+    def owner(self) -> StateOwner:
+        """The subtask, as its acknowledgement names it."""
+        report = self.report
+        return StateOwner(
+            report.operator, self.subtask, self.key_groups, self.backend, self.incremental, tuple(report.states)
+        )
+
 
 @dataclass(slots=True)
 class _File:
-    """A file of a snapshot, and where it went."""
+    """A file of a snapshot, and where it is stored."""
 
     name: str
     local: Path
     size: int
     identity: str
-    """As the slot knows it."""
+    """The identity that the slot knows."""
     shared: bool
     stored_identity: str
-    """As checkpoints know it: a file that is uploaded once more on purpose counts as another one."""
+    """The identity that checkpoints know. A file that is uploaded again on purpose gets a new one."""
     stored: StateFile | None = None
     new: bool = False
-    """Whether it went to storage for this checkpoint."""
+    """Whether it was stored for this checkpoint."""
     done: float = 0.0
 
-    def settle(self, handle: FileHandle | None, inline: bytes | None = None, *, new: bool = True) -> None:
+    def stored_as(self, handle: FileHandle | None, inline: bytes | None = None, *, new: bool = True) -> None:
+        """Note where the file is: uploaded, or inside `_metadata`."""
         self.stored = StateFile(self.name, self.stored_identity, self.shared, handle, inline)
         self.new = new
         self.done = time.perf_counter()
@@ -84,12 +86,12 @@ class _Held:
 
 @dataclass(slots=True)
 class _Upload:
-    """One checkpoint's upload while it is under way."""
+    """The running upload of one checkpoint."""
 
     checkpoint_id: int
     lasting: bool
     begun: list[str] = field(default_factory=list)
-    """Paths that may hold something by now."""
+    """Paths at which a file may be stored by now."""
     given_up: bool = False
 
 
@@ -100,28 +102,31 @@ class SnapshotUploader:
         self,
         storage: Storage,
         job: str,
-        settings: UploadSettings | None = None,
+        settings: UploadSettings,
+        *,
         threads: int = 4,
         copies: LocalCopies | None = None,
+        pack_bytes: int = PACK_BYTES,
     ) -> None:
-        """`copies` keeps every uploaded file on local disk, too."""
+        """`copies` keeps every uploaded file on local disk, too. Packs are at most about `pack_bytes` large."""
         self._storage = storage
         self._copies = copies
         self._paths = JobPaths(job)
-        self._settings = settings or UploadSettings()
+        self._settings = settings
+        self._pack_bytes = pack_bytes
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="upload")
-        # What the newest confirmed checkpoint, and each pending one, holds of a subtask's shared files, by the identity
-        # that the slot knows them by.
         self._confirmed: dict[Subtask, dict[str, _Held]] = {}
+        """The shared files of the newest confirmed checkpoint, by the identity that the slot knows."""
         self._pending: dict[int, dict[Subtask, dict[str, _Held]]] = {}
+        """The same of each pending checkpoint."""
         self._running: dict[int, _Upload] = {}
         self._named: dict[int, set[str]] = {}
         """The identities of all files of each checkpoint that may still complete, and of the newest that did."""
 
     def start_from(self, subtask: Subtask, states: Iterable[SubtaskState], owned: bool) -> None:
-        """What the job's newest completed checkpoint holds of a subtask's state need not be uploaded again.
+        """Build on the job's newest completed checkpoint: files that it holds of a subtask are not uploaded again.
 
-        A checkpoint that is not the job's own is nothing to build on: then all is uploaded once.
+        If the job does not own that checkpoint, everything is uploaded once.
         """
         self._confirmed[subtask] = {
             file.identity: _Held(file.identity, file.handle)
@@ -131,19 +136,19 @@ class SnapshotUploader:
         }
 
     def forget(self, subtasks: Iterable[Subtask]) -> None:
-        """Nothing that was uploaded of these subtasks can be relied on."""
+        """Forget what was uploaded of these subtasks: everything is uploaded again."""
         for subtask in subtasks:
             self._confirmed.pop(subtask, None)
 
     def upload(
         self, checkpoint_id: int, snapshots: Sequence[SubtaskSnapshot], lasting: bool = False
     ) -> list[SubtaskAck]:
-        """Make snapshots durable, those of all slots together; the acknowledgements say what may be referred to.
+        """Make the snapshots of all slots durable; returns their acknowledgements.
 
-        `lasting`: they are not for one checkpoint, so none of their files may go with one.
+        `lasting`: the snapshots are not for one checkpoint, so none of their files may go with one.
 
-        If a file cannot be uploaded, or the checkpoint is given up meanwhile, that error is raised, and what was
-        uploaded is deleted again.
+        Raises `StorageError` if a file cannot be uploaded, and `CheckpointError` if the checkpoint is given up
+        meanwhile. What was uploaded until then is deleted.
         """
         started = time.perf_counter()
         files = [[_File(n, Path(p), size, i, shared, i) for n, p, size, i, shared in s.report.files] for s in snapshots]
@@ -172,25 +177,13 @@ class SnapshotUploader:
             for file in files
             if file.shared and file.stored is not None and file.stored.handle is not None
         }
-        state = SubtaskState(
-            operator=report.operator,
-            subtask=snapshot.subtask,
-            key_group_start=snapshot.key_groups.start,
-            key_group_end=snapshot.key_groups.stop,
-            backend=snapshot.backend,
-            incremental=snapshot.incremental,
-            files=stored,
-            states=tuple(report.states),
-        )
-        return SubtaskAck(
-            state=state,
-            uploaded=tuple(f.stored.handle for f in files if f.new and f.stored and f.stored.handle is not None),
+        return snapshot.owner.acknowledge(
+            stored,
             barrier_time=snapshot.barrier_time,
-            ack_time=time.time(),
             sync_ms=report.sync_ms,
             async_ms=report.write_ms + (max((file.done for file in files), default=started) - started) * 1000,
             checkpointed_bytes=sum(file.size for file in files if file.new),
-            full_bytes=sum(file.size for file in files),
+            uploaded=(f.stored.handle for f in files if f.new and f.stored and f.stored.handle is not None),
         )
 
     # --- one checkpoint ------------------------------------------------------------------------------
@@ -203,33 +196,25 @@ class SnapshotUploader:
         small: list[_File] = []
         for file in missing:
             if not file.shared and file.size <= self._settings.inline_bytes:
-                file.settle(None, file.local.read_bytes())
+                file.stored_as(None, file.local.read_bytes())
             else:
                 (small if file.size < self._settings.small_bytes else large).append(file)
-        groups = list(grouped(small, attrgetter("size"), GROUP_BYTES))
-        large += [group[0] for group in groups if len(group) == 1]
         work: list[Future[None]] = []
         try:
-            for file in large:
-                work.append(self._pool.submit(self._store_one, upload, file))
-            for group in groups:
-                if len(group) > 1:
-                    work.append(self._pool.submit(self._store_group, upload, group))
+            for pack in (*([file] for file in large), *grouped(small, attrgetter("size"), self._pack_bytes)):
+                work.append(self._pool.submit(self._store, upload, pack))
             for one in work:
                 one.result()
         except BaseException:
-            # Nobody will ever hear of these files, and an upload that goes on would read a snapshot that is released.
+            # Nobody will ever refer to these files, and the slots may release the snapshot that uploads still read.
             wait([one for one in work if not one.cancel()])
-            try:
-                self._storage.delete(upload.begun)
-            except StorageError as error:
-                log.warning("checkpoint %d: cannot delete %d files: %s", upload.checkpoint_id, len(upload.begun), error)
+            delete_unneeded(self._storage, upload.begun)
             raise
 
     def _name_known(self, snapshots: Sequence[SubtaskSnapshot], files: Sequence[Sequence[_File]]) -> list[_File]:
-        """Name what the last confirmed checkpoint holds; returns what has to be uploaded.
+        """Name the files that the last confirmed checkpoint holds; returns the files that must be uploaded.
 
-        That includes small files in an upload of which too little is needed by now.
+        Small files in a pack that is mostly unneeded must be uploaded again, too.
         """
         known: list[tuple[_File, _Held]] = []
         missing: list[_File] = []
@@ -251,44 +236,28 @@ class SnapshotUploader:
                 file.stored_identity = f"{held.identity.partition('+')[0]}+{uuid.uuid4().hex[:8]}"
                 missing.append(file)
             else:
-                file.settle(held.handle, new=False)
+                file.stored_as(held.handle, new=False)
         return missing
 
-    def _store_one(self, upload: _Upload, file: _File) -> None:
-        unique = f"{uuid.uuid4().hex}-{file.name}"
-        lasting = file.shared or upload.lasting
-        path = self._paths.shared(unique) if lasting else self._paths.exclusive(upload.checkpoint_id, unique)
-        self._put(upload, path, lambda: self._storage.upload(file.local, path))
-        file.settle(FileHandle(path, file.size, checksum(file.local)))
-
-    def _store_group(self, upload: _Upload, group: list[_File]) -> None:
-        path = self._paths.shared(f"{uuid.uuid4().hex}-group")
-        parts: list[tuple[int, str]] = []
-        with tempfile.NamedTemporaryFile(prefix="strandline-group-", dir=group[0].local.parent.parent) as target:
-            with disk_full_error(Path(target.name)):
-                whole = 0
-                for file in group:
-                    content = file.local.read_bytes()
-                    parts.append((whole, checksum_text(zlib.crc32(content))))
-                    target.write(content)
-                    whole += len(content)
-                target.flush()
-            self._put(upload, path, lambda: self._storage.upload(Path(target.name), path))
-        for file, (offset, found) in zip(group, parts, strict=True):
-            file.settle(FileHandle(path, file.size, found, offset, whole))
-
-    def _put(self, upload: _Upload, path: str, put: Callable[[], None]) -> None:
+    def _store(self, upload: _Upload, files: list[_File]) -> None:
+        """Upload one file as it is, or several files as a pack."""
         if upload.given_up:
             raise CheckpointError(f"checkpoint {upload.checkpoint_id} was given up while it was uploaded")
+        unique = f"{uuid.uuid4().hex}-{files[0].name if len(files) == 1 else 'group'}"
+        lasting = upload.lasting or len(files) > 1 or files[0].shared
+        path = self._paths.shared(unique) if lasting else self._paths.exclusive(upload.checkpoint_id, unique)
+        pack = Pack([file.local for file in files])
         upload.begun.append(path)
-        put()
+        pack.store(self._storage, path)
+        for file, handle in zip(files, pack.handles(path), strict=True):
+            file.stored_as(handle)
 
-    # --- what becomes of it --------------------------------------------------------------------------
+    # --- the outcome of a checkpoint -----------------------------------------------------------------
 
     def completed(self, checkpoint_id: int, replaced: dict[str, FileHandle]) -> None:
-        """The checkpoint is confirmed: from now on its files serve as the base.
+        """Note that the checkpoint is confirmed: the next snapshots build on its files.
 
-        `replaced` names, by identity, the copies that survive where two checkpoints had uploaded the same file.
+        `replaced` has, by identity, the copy that stays of a file that two checkpoints uploaded.
         """
         for subtask, held in self._pending.pop(checkpoint_id, {}).items():
             self._confirmed[subtask] = {
@@ -296,14 +265,14 @@ class SnapshotUploader:
             }
         for older in {*self._pending, *self._running, *self._named}:
             if older < checkpoint_id:
-                self.aborted(older)  # given up with this completion, or before its last upload had ended
+                self.aborted(older)  # the completion of a checkpoint gives up all older ones
 
     def identities(self) -> set[str]:
-        """The files of the newest completed checkpoint, and of those that may still complete."""
+        """The identities of all files of the newest completed checkpoint, and of those that may still complete."""
         return set().union(*list(self._named.values()))
 
     def aborted(self, checkpoint_id: int) -> None:
-        """The checkpoint is given up: what is not uploaded yet need not be."""
+        """Note that the checkpoint is given up: files that are not uploaded yet will not be."""
         running = self._running.get(checkpoint_id)
         if running is not None:
             running.given_up = True

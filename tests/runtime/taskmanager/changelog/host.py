@@ -32,7 +32,8 @@ from strandline.runtime.protocol.messages import (
     UploadSettings,
 )
 from strandline.runtime.slot.process import Slot
-from strandline.runtime.taskmanager.changelog.task_log import Barrier, TaskLog
+from strandline.runtime.taskmanager.changelog.changelog import Barrier, Changelog
+from strandline.runtime.taskmanager.changelog.tuning import ChangelogTuning
 from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import key_group_range
@@ -43,6 +44,9 @@ MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 JOB = "log"
 PARALLELISM = 2
 GROUPS = 4
+
+QUICK = ChangelogTuning(upkeep_interval=0.02, retry_delay=0.01)
+"""Does not wait long."""
 
 Subtask = tuple[str, int]
 State = dict[bytes, bytes]
@@ -77,6 +81,25 @@ def key(index: int, name: str) -> bytes:
     return key_group_range(index, PARALLELISM, GROUPS).start.to_bytes(2, "big") + name.encode()
 
 
+def upload_settings(**changes: Any) -> UploadSettings:
+    """The options' defaults, but for `changes`."""
+    defaults = {"inline_bytes": 20 << 10, "small_bytes": 1 << 20, "max_amplification": 2.0}
+    return UploadSettings(**{**defaults, **changes})
+
+
+def changelog_settings(**changes: Any) -> ChangelogSettings:
+    """Nothing is materialized but on demand; else the options' defaults, but for `changes`."""
+    defaults = {
+        "upload_timeout": 5.0,
+        "upload_attempts": 1,
+        "max_behind_bytes": 100 << 20,
+        "materialization_interval": 1e9,
+        "max_amplification": 1.5,
+        "storage": None,
+    }
+    return ChangelogSettings(**{**defaults, **changes})
+
+
 def run_info(
     folder: Path, storage: Storage, changelog: ChangelogSettings | None, run_id: str = "run", inline_bytes: int = 0
 ) -> RunInfo:
@@ -90,7 +113,7 @@ def run_info(
         heartbeat_timeout=8.0,
         storage=StorageSettings(storage.url, {}),
         sys_path=[],
-        uploads=UploadSettings(inline_bytes=inline_bytes),
+        uploads=upload_settings(inline_bytes=inline_bytes),
         changelog=changelog,
     )
 
@@ -144,20 +167,28 @@ class HostedSlot(Slot):
 class Host:
     """Does what `TaskManager` does with its slots and its changelog."""
 
-    def __init__(self, run: RunInfo, storage: Storage) -> None:
+    def __init__(self, run: RunInfo, storage: Storage, tuning: ChangelogTuning = QUICK) -> None:
         self.run = run
         self.hints = True
         self.slots: dict[int, HostedSlot] = {}
         self.uploader = SnapshotUploader(storage, JOB, run.uploads, threads=1)
         scratch = run_folder(run.local_dir, run.job, run.run_id) / f"log-{time.time_ns()}"
-        self.log = TaskLog(storage, JOB, run.changelog, self.uploader, scratch) if run.changelog else None
-        if self.log is not None:
-            self.log.start(self.freeze, self.thaw, lambda index: self.slots[index].tidy(None))
+        self._changelog = (
+            Changelog(storage, JOB, run.changelog, self.uploader, self, scratch, tuning=tuning)
+            if run.changelog
+            else None
+        )
+        if self._changelog is not None:
+            self._changelog.start()
 
     @property
-    def task_log(self) -> TaskLog:
-        assert self.log is not None
-        return self.log
+    def has_changelog(self) -> bool:
+        return self._changelog is not None
+
+    @property
+    def changelog(self) -> Changelog:
+        assert self._changelog is not None
+        return self._changelog
 
     # --- slots ---------------------------------------------------------------------------------------
 
@@ -166,21 +197,21 @@ class Host:
             old = self.slots.pop(spec.index, None)
             if old is not None:
                 old.kill()
-            if self.log is not None:
-                self.log.slot_starts(spec)
+            if self._changelog is not None:
+                self._changelog.slot_starting(spec)
             else:
                 for op in spec.operators:
                     states = [state for state in spec.restore if state.operator == op.uid]
                     self.uploader.start_from((op.uid, spec.index), states, spec.restore_owned)
         for spec in specs:
             slot = self.slots[spec.index] = HostedSlot(spec, self._sealed)
-            if self.log is not None:
+            if self._changelog is not None:
                 states = {uid: op.described_states() for uid, op in slot.operators.items()}
-                self.log.slot_opened(spec, states, {one.operator for one in slot.rebuilt if one.changed})
+                self._changelog.slot_opened(spec, states, {one.operator for one in slot.rebuilt if one.changed})
 
     def _sealed(self, sealed: Sealed) -> None:
-        if self.log is not None and self.hints:
-            self.log.offer(sealed)
+        if self._changelog is not None and self.hints:
+            self._changelog.queue.offer(sealed)
 
     def freeze(self, index: int, number: int) -> Callable[[], list[SubtaskSnapshot]]:
         slot = self.slots[index]
@@ -194,9 +225,12 @@ class Host:
         reports = msgspec.convert(msgspec.to_builtins(slot.report({"checkpoint": number})), list[SnapshotReport])
         return [SubtaskSnapshot(spec.index, groups, spec.backend.kind, incremental, one, 0.0) for one in reports]
 
-    def thaw(self, index: int, number: int) -> None:
+    def release(self, index: int, number: int) -> None:
         if index in self.slots:
             self.slots[index].release({"checkpoint": number})
+
+    def compact(self, index: int) -> None:
+        self.slots[index].tidy(None)
 
     def contents(self) -> dict[Subtask, State]:
         return {subtask: state for slot in self.slots.values() for subtask, state in slot.contents().items()}
@@ -218,8 +252,8 @@ class Host:
         for slot in self.slots.values():
             slot.discard({"batch": batch, "round": round_})
 
-    def settle(self, batch: int, round_: int) -> dict[int, dict[str, tuple[bool, StateFile | None]]]:
-        if self.log is None:
+    def wait_until_durable(self, batch: int, round_: int) -> dict[int, dict[str, tuple[bool, StateFile | None]]]:
+        if self._changelog is None:
             return {index: {} for index in self.slots}
         sealed = [
             one
@@ -228,28 +262,28 @@ class Host:
             if (one.batch, one.round) == (batch, round_)
         ]
         answers: dict[int, dict[str, tuple[bool, StateFile | None]]] = {index: {} for index in self.slots}
-        for (operator, index), outcome in self.log.settle(sealed).items():
+        for (operator, index), outcome in self._changelog.queue.wait_until_durable(sealed).items():
             answers[index][operator] = outcome
         return answers
 
     def commit(self, batch: int) -> None:
-        if self.log is not None:
-            self.log.committed(batch)
+        if self._changelog is not None:
+            self._changelog.queue.commit(batch)
         for slot in self.slots.values():
             slot.commit({"batch": batch})
 
     def batch(self, batch: int, changes: Mapping[Subtask, Changes], round_: int = 0) -> dict[Subtask, Any]:
-        """A whole batch; what `settle` said of each subtask."""
+        """A whole batch; what `wait_until_durable` said of each subtask."""
         self.prepare(batch, round_, changes)
-        settled = self.settle(batch, round_)
+        outcomes = self.wait_until_durable(batch, round_)
         self.commit(batch)
-        return {(uid, index): outcome for index, log in settled.items() for uid, outcome in log.items()}
+        return {(uid, index): outcome for index, log in outcomes.items() for uid, outcome in log.items()}
 
     # --- checkpoints ---------------------------------------------------------------------------------
 
     def acknowledged(self, checkpoint_id: int) -> list[SubtaskAck]:
         """Barrier and acknowledgement at once."""
-        return self.task_log.acknowledge(self.task_log.barrier(checkpoint_id))
+        return self.changelog.acknowledge(self.changelog.barrier(checkpoint_id))
 
     def upload_snapshots(self, checkpoint_id: int) -> list[SubtaskAck]:
         """A checkpoint without a changelog."""
@@ -258,10 +292,10 @@ class Host:
             return self.uploader.upload(checkpoint_id, snapshots)
         finally:
             for index in self.slots:
-                self.thaw(index, checkpoint_id)
+                self.release(index, checkpoint_id)
 
     def acknowledge(self, barrier: Barrier) -> list[SubtaskAck]:
-        return self.task_log.acknowledge(barrier)
+        return self.changelog.acknowledge(barrier)
 
     # --- the end -------------------------------------------------------------------------------------
 
@@ -272,14 +306,13 @@ class Host:
             if not local_files:
                 shutil.rmtree(slot_folder(slot.spec), ignore_errors=True)
         self.slots.clear()
-        if self.log is not None:
-            self.log.close()
-            for thread in self.log._threads:
-                thread.join()
+        if self._changelog is not None:
+            self._changelog.close()
+            self._changelog.join()
         self.uploader.close()
 
     def end(self) -> None:
         """The run ends in an orderly way."""
-        if self.log is not None:
-            self.log.end()
+        if self._changelog is not None:
+            self._changelog.end()
         self.kill()

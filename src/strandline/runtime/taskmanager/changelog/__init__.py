@@ -1,4 +1,4 @@
-"""The changelog of a task manager's slots: upload, materialization, merging, and the book of what is durable.
+"""The changelog of a task manager's slots: uploads segments, materializes states, merges long runs of segments.
 
-Only the task manager imports it.
+Only the task manager imports it; `Changelog` is the entrance.
 """

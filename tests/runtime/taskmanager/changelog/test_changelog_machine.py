@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
@@ -28,9 +27,9 @@ from strandline.checkpoint.restore import plan_restore
 from strandline.errors import CheckpointError, SegmentsLostError, StorageError
 from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.protocol.folders import slot_folder
-from strandline.runtime.protocol.messages import ChangelogSettings, SlotSpec
-from strandline.runtime.taskmanager.changelog import task_log, uploader
-from strandline.runtime.taskmanager.changelog.task_log import Barrier
+from strandline.runtime.protocol.messages import SlotSpec
+from strandline.runtime.taskmanager.changelog.changelog import Barrier
+from strandline.runtime.taskmanager.changelog.tuning import ChangelogTuning
 from strandline.storage.local import LocalStorage
 from tests.runtime.taskmanager.changelog.host import (
     GROUPS,
@@ -41,11 +40,14 @@ from tests.runtime.taskmanager.changelog.host import (
     Host,
     State,
     Subtask,
+    changelog_settings,
     key,
     run_info,
     slot_spec,
 )
 
+TUNING = ChangelogTuning(upkeep_interval=1e9, merge_from=3, merge_at_least=2, retry_delay=0.0)
+"""Merges early, and does nothing on its own: the machine says when."""
 SLOTS = range(PARALLELISM)
 VALUES = st.none() | st.binary(max_size=3)
 CHANGES = st.dictionaries(st.tuples(st.integers(0, 3), st.sampled_from("abcd")), VALUES, max_size=5)
@@ -77,7 +79,7 @@ class Storage(LocalStorage):
             raise StorageError(f"{path}: broken")
 
 
-class LogMachine(RuleBasedStateMachine):
+class ChangelogMachine(RuleBasedStateMachine):
     @initialize(
         kind=st.sampled_from(["heap", "rocksdb"]),
         uids=st.sampled_from([("op",), ("op",), ("op", "other")]),
@@ -130,7 +132,7 @@ class LogMachine(RuleBasedStateMachine):
         if void is not None:
             for host in self.hosts:
                 host.prepare(batch, round_, self.spread(void))
-                host.settle(batch, round_)
+                host.wait_until_durable(batch, round_)
             round_ += 1
             for host in self.hosts:
                 host.discard(batch, round_)
@@ -138,7 +140,7 @@ class LogMachine(RuleBasedStateMachine):
         for host in self.hosts:
             host.prepare(batch, round_, net)
         for host in self.hosts:
-            for index, log in host.settle(batch, round_).items():
+            for index, log in host.wait_until_durable(batch, round_).items():
                 self.durable.prepared(batch, index, log)
         self.durable.decided(batch, logged=self.changelog)
         self.decided = batch
@@ -166,18 +168,18 @@ class LogMachine(RuleBasedStateMachine):
         """Batches are committed, and the slot may die, while it is uploaded."""
         self.work(before, broken=False)
         generation = self.generation
-        log = self.hosts[self.home[index]].task_log
-        frozen = log._frozen(index)
+        materializer = self.hosts[self.home[index]].changelog.materializer
+        frozen = materializer.freeze(index)
         self.work(during, broken)
         with self.breaking(broken):
             try:
-                log._make_durable(frozen)
+                materializer.upload(frozen)
             except StorageError:
                 assert broken
             except CheckpointError:
                 assert self.generation > generation
             finally:
-                log._thaw_all([frozen])
+                materializer.release([frozen])
 
     @precondition(lambda self: self.changelog)
     @rule(before=BATCHES, again=BATCHES, broken=BROKEN)
@@ -186,7 +188,7 @@ class LogMachine(RuleBasedStateMachine):
         self.work(again, broken)
         with self.breaking(broken):
             for host in self.hosts:
-                host.task_log._merge_if_many()
+                host.changelog.merger.merge_next()
 
     # --- checkpoints ---------------------------------------------------------------------------------
 
@@ -211,7 +213,7 @@ class LogMachine(RuleBasedStateMachine):
         self.next_checkpoint = number + 1
         self.frozen[number] = dict(self.truth)
         if self.changelog:
-            self.barriers[number] = [(host, host.task_log.barrier(number)) for host in self.hosts]
+            self.barriers[number] = [(host, host.changelog.barrier(number)) for host in self.hosts]
         else:
             for host in self.hosts:
                 self.take_in(number, host.upload_snapshots(number))
@@ -284,7 +286,7 @@ class LogMachine(RuleBasedStateMachine):
         assert self.news is not None
         for host in self.hosts if hosts is None else hosts:
             if self.changelog:
-                host.task_log.completed(self.news[0])
+                host.changelog.completed(self.news[0])
             else:
                 host.uploader.completed(*self.news)
             self.deaf = [one for one in self.deaf if one is not host]
@@ -298,7 +300,7 @@ class LogMachine(RuleBasedStateMachine):
         self.delete(self.coordinator.fail(number, "declined", 0.0).delete)
         for host in self.hosts:
             if self.changelog:
-                host.task_log.aborted(number)
+                host.changelog.aborted(number)
             else:
                 host.uploader.aborted(number)
         self.abandon(number)
@@ -347,16 +349,16 @@ class LogMachine(RuleBasedStateMachine):
         if not files:
             self.rootless.update(indices)
         at = self.hosts.index(host)
-        self.hosts[at] = Host(self.run, self.storage)
+        self.hosts[at] = Host(self.run, self.storage, TUNING)
         self.deaf = [one for one in self.deaf if one is not host]
         if self.news is not None:
             self.deaf.append(self.hosts[at])  # it starts from a checkpoint, but never heard of one
         self.start(self.hosts[at], indices)
 
     def kill(self, host: Host, files: bool) -> None:
-        if host.log is not None:
-            book = host.log._book
-            self.strays.update(book._users, book._obsolete)
+        if host.has_changelog:
+            known = host.changelog.files
+            self.strays.update(known._users, known._obsolete)
         host.kill(files)
 
     def start(self, host: Host, indices: list[int]) -> None:
@@ -402,10 +404,10 @@ class LogMachine(RuleBasedStateMachine):
         self.compare()
 
     def begin_run(self) -> None:
-        log = ChangelogSettings(upload_timeout=20, upload_attempts=1, materialization_interval=1e9)
+        log = changelog_settings(upload_timeout=20)
         name = f"run-{next(self.numbers)}"
         self.run = run_info(self.root, self.storage, log if self.changelog else None, name, self.inline)
-        self.hosts = [Host(self.run, self.storage) for _ in set(self.home)]
+        self.hosts = [Host(self.run, self.storage, TUNING) for _ in set(self.home)]
 
     def begin_generation(self, newest: int | None, claimed: bool = True) -> None:
         self.generation += 1
@@ -490,9 +492,9 @@ class LogMachine(RuleBasedStateMachine):
         logs = {
             file.handle.path
             for host in self.hosts
-            if host.log is not None
-            for subtask in host.log._book.subtasks()
-            for file in host.log._book.log(subtask).files
+            if host.has_changelog
+            for subtask in host.changelog.files.subtasks()
+            for file in host.changelog.files[subtask].files
             if file.handle is not None
         }
         assert named <= self.stored()
@@ -507,7 +509,7 @@ class LogMachine(RuleBasedStateMachine):
             self.generation += 1
             self.decided = metadata.batch_id
             self.durable = DurableSegments(self.decided)
-            host = Host(msgspec.structs.replace(self.run, changelog=None), self.storage)
+            host = Host(msgspec.structs.replace(self.run, changelog=None), self.storage, TUNING)
             try:
                 host.start(*(self.spec(index, metadata) for index in SLOTS))
                 assert host.contents() == self.frozen[metadata.checkpoint_id]
@@ -515,17 +517,9 @@ class LogMachine(RuleBasedStateMachine):
                 host.kill()
 
 
-@pytest.fixture(autouse=True)
-def _merge_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_log, "MERGE_FROM", 3)
-    monkeypatch.setattr(task_log, "MERGE_AT_LEAST", 2)
-    monkeypatch.setattr(task_log, "TICK", 1e9)  # nothing happens but what the machine does
-    monkeypatch.setattr(uploader, "RETRY_DELAY", 0.0)
-
-
-def test_whatever_happens_the_log_leads_to_the_state_of_the_model() -> None:
+def test_whatever_happens_the_changelog_leads_to_the_state_of_the_model() -> None:
     run_state_machine_as_test(
-        LogMachine,
+        ChangelogMachine,
         settings=settings(
             max_examples=int(os.environ.get("STRANDLINE_LOG_EXAMPLES", "25")),
             stateful_step_count=12,

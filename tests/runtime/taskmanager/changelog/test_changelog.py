@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,22 +19,24 @@ from strandline.checkpoint.metadata import StateFile, SubtaskState, last_batch
 from strandline.errors import CheckpointError, SegmentsLostError, StorageError
 from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.protocol.folders import slot_folder
-from strandline.runtime.protocol.messages import ChangelogSettings, RunInfo, Sealed
-from strandline.runtime.taskmanager.changelog import task_log as module
-from strandline.runtime.taskmanager.changelog import uploader as uploads
+from strandline.runtime.protocol.messages import RunInfo, Sealed
+from strandline.runtime.taskmanager.changelog.tuning import ChangelogTuning
 from strandline.storage.local import LocalStorage
 from strandline.testing.faults import FaultyStorage
-from tests.runtime.taskmanager.changelog.host import JOB, MEMORY, Host, State, key, run_info, slot_spec
+from tests.runtime.taskmanager.changelog.host import (
+    JOB,
+    MEMORY,
+    QUICK,
+    Host,
+    State,
+    changelog_settings,
+    key,
+    run_info,
+    slot_spec,
+)
 
-NEVER = 1e9
 A0, A1, B0, B1 = key(0, "a"), key(1, "a"), key(0, "b"), key(1, "b")
 S0, S1 = ("op", 0), ("op", 1)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "RETRY_DELAY", 0.01)
-    monkeypatch.setattr(module, "TICK", 0.02)
 
 
 class World:
@@ -49,16 +52,15 @@ class World:
         self.hosts: list[Host] = []
 
     def run(self, **changelog: Any) -> RunInfo:
-        settings = {"upload_timeout": 5.0, "upload_attempts": 1, "materialization_interval": NEVER, **changelog}
-        return run_info(self.folder, self.storage, ChangelogSettings(**settings))
+        return run_info(self.folder, self.storage, changelog_settings(**changelog))
 
-    def host(self, **changelog: Any) -> Host:
-        self.hosts.append(Host(self.run(**changelog), self.faulty))
+    def host(self, tuning: ChangelogTuning = QUICK, **changelog: Any) -> Host:
+        self.hosts.append(Host(self.run(**changelog), self.faulty, tuning))
         return self.hosts[-1]
 
-    def started(self, **changelog: Any) -> Host:
+    def started(self, tuning: ChangelogTuning = QUICK, **changelog: Any) -> Host:
         """A host with two slots that begin without state."""
-        host = self.host(**changelog)
+        host = self.host(tuning, **changelog)
         host.start(*(slot_spec(host.run, index) for index in range(2)))
         return host
 
@@ -104,11 +106,11 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 def files(host: Host, subtask: tuple[str, int] = S0) -> list[str]:
-    return [file.name for file in host.task_log._book.log(subtask).files]
+    return [file.name for file in host.changelog.files[subtask].files]
 
 
 def batches(host: Host, subtask: tuple[str, int] = S0) -> list[int]:
-    return [last_batch(file) for file in host.task_log._book.log(subtask).segments]
+    return [last_batch(file) for file in host.changelog.files[subtask].segments]
 
 
 def paths(state: SubtaskState) -> set[str]:
@@ -122,10 +124,10 @@ def test_the_segments_of_all_slots_become_one_file_as_soon_as_all_are_sealed(wor
     host = world.started()
     host.prepare(1, 0, {S0: {A0: b"1"}, S1: {A1: b"1"}})
     eventually(lambda: len(world.stored()) == 1)  # nobody has asked yet
-    before = host.task_log.describe()["upload_requests"]
-    settled = host.settle(1, 0)
-    assert host.task_log.describe()["upload_requests"] == before == 1
-    found = [outcome for log in settled.values() for outcome in log.values()]
+    before = host.changelog.figures()["upload_requests"]
+    outcomes = host.wait_until_durable(1, 0)
+    assert host.changelog.figures()["upload_requests"] == before == 1
+    found = [outcome for log in outcomes.values() for outcome in log.values()]
     assert [(durable, file.name) for durable, file in found if file] == [(True, "00000000000000000001.segment")] * 2
     assert {file.handle.path for _durable, file in found if file and file.handle} == world.stored()
 
@@ -135,7 +137,7 @@ def test_without_hints_settling_uploads_what_is_sealed(world: World) -> None:
     host.hints = False
     host.prepare(1, 0, {S0: {A0: b"1"}, S1: {A1: b"1"}})
     assert world.stored() == set()
-    assert all(durable for log in host.settle(1, 0).values() for durable, _file in log.values())
+    assert all(durable for log in host.wait_until_durable(1, 0).values() for durable, _file in log.values())
     assert len(world.stored()) == 1
 
 
@@ -156,7 +158,7 @@ def test_empty_segments_are_not_uploaded_and_hold_nobody_up(world: World) -> Non
     assert world.stored() == set()
     host.prepare(2, 0, {S1: {A1: b"1"}})
     eventually(lambda: len(world.stored()) == 1)  # with the empty one, all slots have told
-    assert host.settle(2, 0)[0]["op"] == (True, None)
+    assert host.wait_until_durable(2, 0)[0]["op"] == (True, None)
     host.commit(2)
     assert (batches(host, S0), batches(host, S1)) == ([], [2])
     assert [ack.state.files != () for ack in host.acknowledged(1)] == [False, True]
@@ -165,7 +167,7 @@ def test_empty_segments_are_not_uploaded_and_hold_nobody_up(world: World) -> Non
 def test_a_new_round_replaces_what_was_sealed(world: World) -> None:
     host = world.started()
     host.prepare(1, 0, {S0: {A0: b"void"}, S1: {A1: b"void"}})
-    host.settle(1, 0)
+    host.wait_until_durable(1, 0)
     void = world.stored()
     host.discard(1, 1)
     host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}}, round_=1)
@@ -178,21 +180,21 @@ def test_a_new_round_replaces_what_was_sealed(world: World) -> None:
 def test_an_upload_of_a_round_that_was_replaced_meanwhile_is_deleted(world: World) -> None:
     host = world.started()
     slow = threading.Event()
-    upload = host.task_log._segments.upload
+    upload = host.changelog._uploader.upload
 
     def wait(segments: Any) -> Any:
         handles = upload(segments)
         assert slow.wait(10)
         return handles
 
-    host.task_log._segments.upload = wait  # type: ignore[method-assign]
+    host.changelog._uploader.upload = wait  # type: ignore[method-assign]
     host.prepare(1, 0, {S0: {A0: b"void"}, S1: {A1: b"void"}})
     eventually(lambda: len(world.stored()) == 1)
     void = world.stored()
     host.discard(1, 1)
     host.prepare(1, 1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
     slow.set()
-    host.settle(1, 1)
+    host.wait_until_durable(1, 1)
     host.commit(1)
     eventually(lambda: not void & world.stored())
     assert host.acknowledged(1)[0].obsolete == ()
@@ -206,12 +208,12 @@ def test_word_of_a_segment_may_come_late_twice_or_from_an_older_round(world: Wor
     host.prepare(1, 1, {S0: {A0: b"1"}})
     (new,) = host.slots[0].status(None)["sealed"]
     for sealed in (old, new, old):
-        host.task_log.offer(sealed)
-    host.settle(1, 1)
+        host.changelog.queue.offer(sealed)
+    host.wait_until_durable(1, 1)
     host.commit(1)
     for sealed in (old, new):
-        host.task_log.offer(sealed)
-    assert host.task_log._offers == {}
+        host.changelog.queue.offer(sealed)
+    assert host.changelog.queue._newest == {}
     assert world.state(host.acknowledged(1)[0].state) == {A0: b"1"}
 
 
@@ -224,7 +226,7 @@ def test_many_batches_are_one_state(world: World) -> None:
     assert world.state(ack.state) == host.contents()[S0] == {A0: b"5", **{key(0, str(n)): b"x" for n in range(2, 6)}}
     assert ack.full_bytes == ack.checkpointed_bytes > 0
     assert host.acknowledged(2)[0].checkpointed_bytes == 0
-    figures = host.task_log.describe()
+    figures = host.changelog.figures()
     assert (figures["segments"], figures["behind_bytes"], figures["upload_attempts"]) == (11, 0, 6)
 
 
@@ -237,8 +239,8 @@ def test_while_uploads_fail_batches_go_on_and_checkpoints_do_not(world: World) -
     world.fail()
     for batch in (2, 3):
         assert host.batch(batch, {S0: {A0: str(batch).encode()}})[S0] == (False, None)
-    assert host.task_log.describe()["behind_bytes"] > 0
-    barrier = host.task_log.barrier(1)
+    assert host.changelog.figures()["behind_bytes"] > 0
+    barrier = host.changelog.barrier(1)
     assert not barrier.durable
     with pytest.raises(StorageError, match="could not be uploaded"):
         host.acknowledge(barrier)
@@ -246,8 +248,8 @@ def test_while_uploads_fail_batches_go_on_and_checkpoints_do_not(world: World) -
     acks = host.acknowledge(barrier)
     assert world.state(acks[0].state) == {A0: b"3"}
     assert batches(host) == [1, 2, 3]
-    assert host.task_log.describe()["behind_bytes"] == 0
-    assert host.task_log.barrier(2).durable
+    assert host.changelog.figures()["behind_bytes"] == 0
+    assert host.changelog.barrier(2).durable
 
 
 def test_what_is_behind_is_uploaded_with_the_next_batch_in_its_place(world: World) -> None:
@@ -265,11 +267,11 @@ def test_a_late_acknowledgement_has_nothing_that_was_committed_since_its_barrier
     host = world.started()
     world.fail()
     host.batch(1, {S0: {A0: b"1"}})
-    barrier = host.task_log.barrier(1)
+    barrier = host.changelog.barrier(1)
     host.batch(2, {S0: {A0: b"2"}})
     world.work_again()
     host.batch(3, {S0: {A0: b"3"}})
-    host.task_log._materialize(0)
+    host.changelog.materializer.materialize(0)
     assert world.state(host.acknowledge(barrier)[0].state) == {A0: b"1"}
     assert world.state(host.acknowledged(2)[0].state) == {A0: b"3"}
 
@@ -281,7 +283,7 @@ def test_what_is_behind_survives_the_slots_own_files(world: World) -> None:
     world.fail()
     host.batch(2, {S0: {A0: b"2"}})
     with pytest.raises(StorageError):
-        host.task_log._materialize(0)
+        host.changelog.materializer.materialize(0)
     eventually(lambda: not list(slot_folder(host.slots[0].spec).rglob("seg-*.segment")))
     world.work_again()
     assert host.batch(3, {S0: {B0: b"3"}})[S0][0]
@@ -292,13 +294,13 @@ def test_a_segment_that_becomes_durable_after_its_state_was_materialized_does_no
     host = world.started()
     world.fail()
     host.batch(1, {S0: {A0: b"1"}})
-    host.task_log._behind[0].error = None
-    behind, host.task_log._behind = host.task_log._behind, []  # its turn comes late
+    host.changelog.queue.behind[0].error = None
+    behind, host.changelog.queue.behind = host.changelog.queue.behind, []  # its turn comes late
     world.work_again()
     host.batch(2, {S0: {A0: b"2"}})
-    host.task_log._materialize(0)
-    host.task_log._behind = behind
-    assert host.task_log.barrier(1).durable
+    host.changelog.materializer.materialize(0)
+    host.changelog.queue.behind = behind
+    assert host.changelog.barrier(1).durable
     host.batch(3, {S0: {B0: b"3"}})
     assert batches(host) == [3]
     assert world.state(host.acknowledged(2)[0].state) == {A0: b"2", B0: b"3"}
@@ -310,7 +312,7 @@ def test_processing_waits_when_too_much_is_behind(world: World) -> None:
     assert host.batch(1, {S0: {A0: b"1"}})[S0] == (False, None)  # one segment is less than that
     host.prepare(2, 0, {S0: {A0: b"2"}})
     answers: list[Any] = []
-    waiting = threading.Thread(target=lambda: answers.append(host.settle(2, 0)))
+    waiting = threading.Thread(target=lambda: answers.append(host.wait_until_durable(2, 0)))
     waiting.start()
     waiting.join(0.3)
     assert waiting.is_alive()
@@ -319,23 +321,23 @@ def test_processing_waits_when_too_much_is_behind(world: World) -> None:
     assert answers[0][0]["op"][0]
     host.commit(2)
     assert batches(host) == [1, 2]
-    assert host.task_log.describe()["wait_ms"] > 200
+    assert host.changelog.figures()["wait_ms"] > 200
 
 
 def test_who_waits_for_storage_ends_with_the_changelog_or_its_generation(world: World) -> None:
-    for end in (lambda host: host.task_log.close(), lambda host: host.task_log.end()):
+    for end in (lambda host: host.changelog.close(), lambda host: host.changelog.end()):
         host = world.started(max_behind_bytes=0)
         world.fail()
         host.prepare(1, 0, {S0: {A0: b"1"}})
-        waiting = threading.Thread(target=host.settle, args=(1, 0))
+        waiting = threading.Thread(target=host.wait_until_durable, args=(1, 0))
         waiting.start()
-        eventually(lambda host=host: host.task_log._flush > 0)
+        eventually(lambda host=host: host.changelog.queue.waiters > 0)
         waiting.join(0.1)
         assert waiting.is_alive()
         end(host)
         waiting.join(10)
         assert not waiting.is_alive()
-        assert host.task_log._flush == 0
+        assert host.changelog.queue.waiters == 0
         world.work_again()
 
 
@@ -346,11 +348,11 @@ def test_those_who_wait_do_not_end_each_others_uploads(world: World) -> None:
         world.fail()
         host.batch(batch, {S0: {A0: b"1"}})
         world.work_again()
-        late = threading.Thread(target=host.acknowledge, args=(host.task_log.barrier(batch),))
+        late = threading.Thread(target=host.acknowledge, args=(host.changelog.barrier(batch),))
         host.hints = False
         host.prepare(batch + 1, 0, {S1: {A1: b"1"}})
         late.start()
-        host.settle(batch + 1, 0)
+        host.wait_until_durable(batch + 1, 0)
         late.join(10)
         assert not late.is_alive()
         host.commit(batch + 1)
@@ -361,8 +363,8 @@ def test_the_upload_thread_survives_the_end(world: World) -> None:
     world.fail()
     host.prepare(1, 0, {S0: {A0: b"1"}, S1: {A1: b"1"}})
     time.sleep(0.03)
-    host.task_log.close()
-    for thread in host.task_log._threads:
+    host.changelog.close()
+    for thread in host.changelog._threads:
         thread.join(10)
         assert not thread.is_alive()
 
@@ -379,7 +381,7 @@ def respawned(host: Host, index: int, **more: Any) -> None:
 def test_a_slot_that_dies_between_the_decision_and_the_commit_keeps_the_batch(world: World) -> None:
     host = world.started()
     host.prepare(1, 0, {S0: {A0: b"1"}, S1: {A1: b"1"}})
-    host.settle(1, 0)
+    host.wait_until_durable(1, 0)
     respawned(host, 0, decided_batch=1)
     assert host.contents()[S0] == {A0: b"1"}
     host.commit(1)
@@ -390,7 +392,7 @@ def test_the_same_when_its_segment_was_not_durable(world: World) -> None:
     host = world.started()
     world.fail()
     host.prepare(1, 0, {S0: {A0: b"1"}})
-    host.settle(1, 0)
+    host.wait_until_durable(1, 0)
     respawned(host, 0, decided_batch=1, log_complete=False)
     world.work_again()
     assert world.state(host.acknowledged(1)[0].state) == {A0: b"1"}
@@ -401,7 +403,7 @@ def test_a_slot_that_dies_before_the_decision_leaves_nothing_of_the_batch(world:
     host.batch(1, {S0: {A0: b"1"}})
     kept = world.stored()
     host.prepare(2, 0, {S0: {A0: b"void"}, S1: {A1: b"void"}})
-    host.settle(2, 0)
+    host.wait_until_durable(2, 0)
     respawned(host, 0, decided_batch=1)
     host.discard(2, 1)
     host.batch(2, {S0: {A0: b"2"}}, round_=1)
@@ -418,12 +420,12 @@ def test_a_slot_that_is_replaced_here_goes_on_with_the_log_it_had(world: World) 
     host = world.started()
     for batch in (1, 2):
         host.batch(batch, {S0: {A0: str(batch).encode()}})
-    host.task_log._materialize(0)
+    host.changelog.materializer.materialize(0)
     host.batch(3, {S0: {A0: b"3"}})
     before = files(host)
     host.slots.pop(0).kill()
     spec = slot_spec(host.run, 0, incarnation=2, decided_batch=3)
-    host.task_log.slot_starts(spec)  # and it died again
+    host.changelog.slot_starting(spec)  # and it died again
     host.start(msgspec.structs.replace(spec, incarnation=3))
     assert files(host) == before
     assert len(before) == 2
@@ -434,19 +436,19 @@ def test_a_lost_segment_of_a_committed_batch_makes_a_new_materialization_necessa
     host = world.started()
     world.fail()
     host.prepare(1, 0, {S0: {A0: b"1"}, S1: {A1: b"1"}})
-    host.settle(1, 0)
+    host.wait_until_durable(1, 0)
     shutil.rmtree(slot_folder(host.slots[0].spec))
-    host.task_log.committed(1)
-    assert host.task_log._book.without_base() == [S0]
+    host.changelog.queue.commit(1)
+    assert host.changelog.files.without_base() == [S0]
     with pytest.raises(SegmentsLostError):
         respawned(host, 0, decided_batch=1, log_complete=False)
 
 
-def lost(world: World, host: Host, settled: list[tuple[int, Any]], base: list[SubtaskState], batch: int) -> Host:
+def lost(world: World, host: Host, decisions: list[tuple[int, Any]], base: list[SubtaskState], batch: int) -> Host:
     """The host is gone with its files: another one begins with the checkpoint `base` and what the driver noted."""
     durable = DurableSegments(batch)
     decided = batch
-    for decided, outcomes in settled:
+    for decided, outcomes in decisions:
         for (uid, index), outcome in outcomes.items():
             durable.prepared(decided, index, {uid: outcome})
         durable.decided(decided, logged=True)
@@ -473,12 +475,12 @@ def lost(world: World, host: Host, settled: list[tuple[int, Any]], base: list[Su
 def test_a_lost_host_is_replaced_from_durable_segments(world: World) -> None:
     host = world.started()
     host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
-    host.task_log._materialize(0)
+    host.changelog.materializer.materialize(0)
     host.batch(2, {S0: {B0: b"2"}})
     acks = host.acknowledged(1)
-    host.task_log.completed(1)
-    settled = [(batch, host.batch(batch, {S0: {A0: b"x"}, S1: {B1: b"y"}})) for batch in (3, 4)]
-    other = lost(world, host, settled, [ack.state for ack in acks], 2)
+    host.changelog.completed(1)
+    outcomes = [(batch, host.batch(batch, {S0: {A0: b"x"}, S1: {B1: b"y"}})) for batch in (3, 4)]
+    other = lost(world, host, outcomes, [ack.state for ack in acks], 2)
     assert other.contents() == {S0: {A0: b"x", B0: b"2"}, S1: {A1: b"1", B1: b"y"}}
     assert batches(other) == [2, 3, 4]
     other.batch(5, {S0: {A0: b"5"}})
@@ -492,24 +494,24 @@ def test_a_lost_host_is_replaced_from_durable_segments(world: World) -> None:
 
 def test_a_gap_in_the_durable_log_cannot_be_bridged(world: World) -> None:
     host = world.started()
-    settled = [(1, host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}}))]
+    outcomes = [(1, host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}}))]
     world.fail()
-    settled.append((2, host.batch(2, {S0: {A0: b"2"}})))
+    outcomes.append((2, host.batch(2, {S0: {A0: b"2"}})))
     world.work_again()
-    settled.append((3, host.batch(3, {S0: {A0: b"3"}})))
+    outcomes.append((3, host.batch(3, {S0: {A0: b"3"}})))
     with pytest.raises(SegmentsLostError):
-        lost(world, host, settled, [], -1)
+        lost(world, host, outcomes, [], -1)
 
 
 def test_what_a_lost_host_uploaded_is_not_deleted_by_the_next(world: World) -> None:
     host = world.started()
-    settled = [(1, host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}}))]
-    other = lost(world, host, settled, [], -1)
+    outcomes = [(1, host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}}))]
+    other = lost(world, host, outcomes, [], -1)
     uploaded = world.stored()
     for index in range(2):
-        other.task_log._materialize(index)
+        other.changelog.materializer.materialize(index)
     assert {handle.path for handle in other.acknowledged(1)[0].obsolete} == uploaded
-    other.task_log.end()
+    other.changelog.end()
     assert world.stored() >= uploaded  # whether anybody refers to it, only the coordinator knows
 
 
@@ -518,7 +520,7 @@ def test_what_a_lost_host_uploaded_is_not_deleted_by_the_next(world: World) -> N
 
 def checkpoint(world: World, host: Host, number: int) -> list[SubtaskState]:
     states = [ack.state for ack in host.acknowledged(number)]
-    host.task_log.completed(number)
+    host.changelog.completed(number)
     return states
 
 
@@ -527,7 +529,7 @@ def test_after_no_claim_the_first_checkpoint_refers_to_nothing_that_was_restored
     before = world.host()
     before.start(*(slot_spec(before.run, index, kind=kind) for index in range(2)))
     before.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
-    before.task_log._materialize(0)
+    before.changelog.materializer.materialize(0)
     before.batch(2, {S0: {B0: b"2"}})
     states = checkpoint(world, before, 1)
     theirs = {path for state in states for path in paths(state)}
@@ -547,29 +549,29 @@ def test_after_no_claim_the_first_checkpoint_refers_to_nothing_that_was_restored
             for index in range(2)
         )
     )
-    assert host.task_log._book.without_base() == [S0, S1]
-    barrier = host.task_log.barrier(2)
+    assert host.changelog.files.without_base() == [S0, S1]
+    barrier = host.changelog.barrier(2)
     host.batch(3, {S0: {A0: b"3"}})  # nothing of it is in the checkpoint, though its state is uploaded only now
     acks = host.acknowledge(barrier)
     assert [world.state(ack.state) for ack in acks] == [{A0: b"1", B0: b"2"}, {A1: b"1"}]
     assert not {path for ack in acks for path in paths(ack.state)} & theirs
-    host.task_log.completed(2)
+    host.changelog.completed(2)
     assert world.state(host.acknowledged(3)[0].state) == {A0: b"3", B0: b"2"}
-    host.task_log.end()
+    host.changelog.end()
     assert theirs <= world.stored()
 
 
 def test_a_checkpoint_that_others_acknowledged_makes_everything_be_materialized_anew(world: World) -> None:
     host = world.started()
     host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
-    host.task_log.completed(7)
-    assert host.task_log._book.without_base() == [S0, S1]
+    host.changelog.completed(7)
+    assert host.changelog.files.without_base() == [S0, S1]
     acks = host.acknowledged(8)
     assert [world.state(ack.state) for ack in acks] == [{A0: b"1"}, {A1: b"1"}]
-    host.task_log.completed(8)
-    host.task_log.completed(8)  # said again, and of an older one
-    host.task_log.completed(7)
-    assert host.task_log._book.without_base() == []
+    host.changelog.completed(8)
+    host.changelog.completed(8)  # said again, and of an older one
+    host.changelog.completed(7)
+    assert host.changelog.files.without_base() == []
 
 
 def test_an_unusable_log_still_builds_on_the_files_of_the_checkpoint(world: World) -> None:
@@ -579,7 +581,7 @@ def test_an_unusable_log_still_builds_on_the_files_of_the_checkpoint(world: Worl
     host.start(*(slot_spec(host.run, index, kind="rocksdb") for index in range(2)))
     host.batch(1, {S0: {A0: large}, S1: {A1: b"1"}})
     for index in range(2):
-        host.task_log._materialize(index)
+        host.changelog.materializer.materialize(index)
     states = checkpoint(world, host, 1)
     kept = {path for state in states for path in paths(state)}
     host.batch(2, {S0: {B0: b"2"}})
@@ -590,8 +592,8 @@ def test_an_unusable_log_still_builds_on_the_files_of_the_checkpoint(world: Worl
     acks = other.acknowledged(2)
     assert world.state(acks[0].state) == {A0: large, B0: b"2"}
     assert {path for ack in acks for path in paths(ack.state)} & kept
-    other.task_log.aborted(2)
-    other.task_log.end()  # before any checkpoint of its own is complete
+    other.changelog.aborted(2)
+    other.changelog.end()  # before any checkpoint of its own is complete
     assert kept <= world.stored()
     assert world.state(states[0]) == {A0: large}
 
@@ -603,50 +605,49 @@ def test_a_materialization_truncates_the_log(world: World) -> None:
     host = world.started()
     for batch in (1, 2):
         host.batch(batch, {S0: {A0: str(batch).encode()}, S1: {A1: b"1"}})
-    host.task_log._materialize(0)
+    host.changelog.materializer.materialize(0)
     host.batch(3, {S0: {B0: b"3"}})
     assert (batches(host, S0), batches(host, S1)) == ([3], [1, 2])
     acks = host.acknowledged(1)
     assert world.state(acks[0].state) == {A0: b"2", B0: b"3"}
     assert acks[0].obsolete == ()  # the other slot's segments are in the same files
-    host.task_log._materialize(1)
+    host.changelog.materializer.materialize(1)
     assert len(host.acknowledged(2)[0].obsolete) == 2
-    figures = host.task_log.describe()
+    figures = host.changelog.figures()
     assert figures["materializations"] == 2
     assert figures["base_bytes"] == figures["materialized_bytes"] > 0
 
 
 def test_nothing_new_is_not_materialized(world: World) -> None:
     host = world.started()
-    host.task_log._materialize(0)
+    host.changelog.materializer.materialize(0)
     host.batch(1, {S0: {A0: b"1"}})
-    host.task_log._materialize(0)
-    host.task_log._materialize(0)
-    host.task_log._materialize(5)  # there is no such slot
-    assert host.task_log.figures.materializations == 1
+    host.changelog.materializer.materialize(0)
+    host.changelog.materializer.materialize(0)
+    host.changelog.materializer.materialize(5)  # there is no such slot
+    assert host.changelog.materializer.figures.materializations == 1
 
 
 def test_a_failed_materialization_fails_no_checkpoint(world: World) -> None:
     host = world.started(materialization_interval=0.05)
     host.batch(1, {S0: {A0: b"1"}})
     world.fail()
-    eventually(lambda: host.task_log.figures.failed_materializations > 1)
+    eventually(lambda: host.changelog.materializer.figures.failed_materializations > 1)
     acks = host.acknowledged(1)
     assert world.state(acks[0].state) == {A0: b"1"}
     world.work_again()
-    eventually(lambda: host.task_log.figures.materializations > 0)
+    eventually(lambda: host.changelog.materializer.figures.materializations > 0)
     eventually(lambda: batches(host) == [])
     assert world.state(host.acknowledged(2)[0].state) == {A0: b"1"}
 
 
-def test_a_log_that_has_grown_too_large_is_materialized_early(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EARLY_BYTES", 2000)
-    host = world.started(max_amplification=2.0)
+def test_a_changelog_that_has_grown_too_large_is_materialized_early(world: World) -> None:
+    host = world.started(replace(QUICK, early_bytes=2000), max_amplification=2.0)
     for batch in range(1, 30):
         host.batch(batch, {S0: {key(0, str(batch)): b"x"}})
         time.sleep(0.002)
-    eventually(lambda: host.task_log.figures.early_materializations > 0)
-    eventually(lambda: host.task_log.figures.materializations > 0)
+    eventually(lambda: host.changelog.materializer.figures.early_materializations > 0)
+    eventually(lambda: host.changelog.materializer.figures.materializations > 0)
     assert world.state(host.acknowledged(1)[0].state) == host.contents()[S0]
 
 
@@ -654,14 +655,14 @@ def test_a_log_that_has_grown_too_large_is_materialized_early(world: World, monk
 def test_a_materialization_of_a_log_that_was_begun_anew_is_deleted(world: World, again: str) -> None:
     host = world.started()
     host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
-    frozen = host.task_log._frozen(0)
+    frozen = host.changelog.materializer.freeze(0)
     if again == "checkpoint":
-        host.task_log.completed(9)
+        host.changelog.completed(9)
     else:
         host.start(*(slot_spec(host.run, index, generation=2) for index in range(2)))
     before = world.stored()
     with pytest.raises(CheckpointError, match="started anew"):
-        host.task_log._make_durable(frozen)
+        host.changelog.materializer.upload(frozen)
     assert world.stored() == before
     if again == "generation":
         assert before == set()
@@ -670,11 +671,11 @@ def test_a_materialization_of_a_log_that_was_begun_anew_is_deleted(world: World,
 def test_an_older_state_does_not_replace_a_newer_one(world: World) -> None:
     host = world.started()
     host.batch(1, {S0: {A0: b"1"}})
-    frozen = host.task_log._frozen(0)
+    frozen = host.changelog.materializer.freeze(0)
     host.batch(2, {S0: {A0: b"2"}})
-    host.task_log._materialize(0)
+    host.changelog.materializer.materialize(0)
     with pytest.raises(CheckpointError):
-        host.task_log._make_durable(frozen)
+        host.changelog.materializer.upload(frozen)
     assert world.state(host.acknowledged(1)[0].state) == {A0: b"2"}
 
 
@@ -688,12 +689,12 @@ def test_the_end_of_a_run_deletes_what_no_checkpoint_refers_to(world: World) -> 
     host.batch(2, {S0: {A0: b"2"}})
     pending = host.acknowledged(2)  # nobody has said what became of it
     host.batch(3, {S0: {A0: b"3"}})
-    host.task_log._materialize(0)
+    host.changelog.materializer.materialize(0)
     host.prepare(4, 0, {S0: {A0: b"4"}})
-    host.settle(4, 0)
+    host.wait_until_durable(4, 0)
     named = {path for state in (*states, *(ack.state for ack in pending)) for path in paths(state)}
     assert world.stored() > named
-    host.task_log.end()
+    host.changelog.end()
     assert world.stored() == named
     assert world.state(pending[0].state) == {A0: b"2"}
 
@@ -723,7 +724,7 @@ def test_a_storage_that_cannot_delete_is_no_failure_at_the_end(world: World) -> 
     host.batch(1, {S0: {A0: b"1"}})
     world.storage.root.rename(world.folder / "away")
     (world.storage.root).write_text("not a folder")
-    host.task_log.end()
+    host.changelog.end()
 
 
 def test_an_unknown_segment_of_an_older_generation_is_not_taken_for_a_new_one(world: World) -> None:
@@ -733,7 +734,7 @@ def test_an_unknown_segment_of_an_older_generation_is_not_taken_for_a_new_one(wo
     host.start(
         *(slot_spec(host.run, i, generation=2, restore=[states[i]], restore_batch=1, decided_batch=1) for i in range(2))
     )
-    host.task_log.offer(Sealed("op", 0, 2, 0, str(world.folder / "gone"), 100, 1))
+    host.changelog.queue.offer(Sealed("op", 0, 2, 0, str(world.folder / "gone"), 100, 1))
     assert host.batch(2_000_000_000, {S0: {A0: b"2"}, S1: {A1: b"2"}})[S0][0]
     assert world.state(host.acknowledged(2)[0].state) == {A0: b"2"}
 
@@ -764,5 +765,5 @@ def test_segments_of_a_restored_log_are_looked_for_where_they_are(world: World) 
 def test_the_job_has_one_folder(world: World) -> None:
     host = world.started()
     host.batch(1, {S0: {A0: b"1"}})
-    host.task_log._materialize(0)
+    host.changelog.materializer.materialize(0)
     assert all(path.startswith(f"{JOB}/shared/") for path in world.stored())

@@ -1,4 +1,4 @@
-"""What the book of a changelog names, keeps and gives up: by example, and beside a coordinator that deletes files."""
+"""Which files a changelog names, keeps and gives up: by example, and beside a coordinator that deletes files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from strandline.checkpoint.metadata import (
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import CheckpointError
 from strandline.runtime.driver.durable_segments import DurableSegments
-from strandline.runtime.taskmanager.changelog.book import LogBook, Subtask, SubtaskLog
+from strandline.runtime.taskmanager.changelog.files import ChangelogFiles, Entry, Subtask, SubtaskFiles
 
 S0: Subtask = ("op", 0)
 S1: Subtask = ("op", 1)
@@ -45,24 +45,28 @@ def state(subtask: Subtask, *files: StateFile) -> SubtaskState:
     return SubtaskState(subtask[0], subtask[1], start, start + 64, "rocksdb", True, files)
 
 
-def grown(book: LogBook, *files: StateFile, subtask: Subtask = S0) -> None:
+def grown(known: ChangelogFiles, *files: StateFile, subtask: Subtask = S0) -> None:
     for file in files:
-        book.hold(file)
-        book.append(subtask, file)
+        known.hold(file)
+        known.append(subtask, file)
 
 
 def names(files: Any) -> list[str]:
     return [file.handle.path for file in files]
 
 
-def asked(book: LogBook, checkpoint_id: int) -> Any:
-    book.barrier(checkpoint_id)
-    return book.acknowledge(checkpoint_id)
+def full_bytes(entry: Entry) -> int:
+    return sum(file.size for file in entry.files)
 
 
-def fresh(*subtasks: Subtask) -> tuple[LogBook, list[SubtaskLog]]:
-    book = LogBook()
-    return book, [book.open(subtask, (), ()) for subtask in subtasks]
+def asked(known: ChangelogFiles, checkpoint_id: int) -> Any:
+    known.barrier(checkpoint_id)
+    return known.acknowledge(checkpoint_id)
+
+
+def fresh(*subtasks: Subtask) -> tuple[ChangelogFiles, list[SubtaskFiles]]:
+    known = ChangelogFiles()
+    return known, [known.open(subtask, (), ()) for subtask in subtasks]
 
 
 def test_segment_names_are_in_the_order_of_batches() -> None:
@@ -72,52 +76,52 @@ def test_segment_names_are_in_the_order_of_batches() -> None:
 
 
 def test_a_checkpoint_names_the_base_and_then_the_segments_in_their_order() -> None:
-    book = LogBook()
-    book.open(S0, [sst("b"), sst("a")], [segment(2, "two"), segment(1, "one")])
-    grown(book, segment(5, "five"), segment(4, "four"))
-    (entry,) = asked(book, 1).entries
+    known = ChangelogFiles()
+    known.open(S0, [sst("b"), sst("a")], [segment(2, "two"), segment(1, "one")])
+    grown(known, segment(5, "five"), segment(4, "four"))
+    (entry,) = asked(known, 1).entries
     assert names(entry.files) == ["b", "a", "one", "two", "four", "five"]
-    assert entry.full_bytes == 240
-    assert (book.log(S0).base_bytes, book.log(S0).log_bytes) == (200, 40)
+    assert full_bytes(entry) == 240
+    assert (known[S0].base_bytes, known[S0].segment_bytes) == (200, 40)
 
 
 def test_only_what_no_completed_checkpoint_has_counts_as_new_and_as_durable_beforehand() -> None:
-    book, _ = fresh(S0)
-    grown(book, segment(1, "one"))
-    first = asked(book, 1)
+    known, _ = fresh(S0)
+    grown(known, segment(1, "one"))
+    first = asked(known, 1)
     assert (first.entries[0].new_bytes, first.beforehand) == (10, ("one",))
-    grown(book, segment(2, "two"))
-    second = asked(book, 2)
+    grown(known, segment(2, "two"))
+    second = asked(known, 2)
     assert (second.entries[0].new_bytes, set(second.beforehand)) == (10, {"one", "two"})
-    book.completed(2)
-    grown(book, segment(3, "three"))
-    third = asked(book, 3)
-    assert (third.entries[0].new_bytes, third.entries[0].full_bytes, third.beforehand) == (10, 30, ("three",))
+    known.completed(2)
+    grown(known, segment(3, "three"))
+    third = asked(known, 3)
+    assert (third.entries[0].new_bytes, full_bytes(third.entries[0]), third.beforehand) == (10, 30, ("three",))
 
 
 def test_files_inside_metadata_count_by_their_content() -> None:
-    book = LogBook()
-    book.open(S0, [StateFile("MANIFEST", "m", False, None, b"12345")], ())
-    named = asked(book, 1)
-    assert (named.entries[0].full_bytes, named.beforehand, book.leftovers()) == (5, (), [])
+    known = ChangelogFiles()
+    known.open(S0, [StateFile("MANIFEST", "m", False, None, b"12345")], ())
+    named = asked(known, 1)
+    assert (full_bytes(named.entries[0]), named.beforehand, known.leftovers()) == (5, (), [])
 
 
 def test_of_what_was_restored_only_the_checkpoints_own_files_need_not_be_vouched_for() -> None:
     """Segments after the checkpoint are durable, but no completed checkpoint names them."""
-    book = LogBook()
+    known = ChangelogFiles()
     base, before, after = sst("base"), segment(1, "before"), segment(2, "after")
-    book.open(S0, [base], [before, after], restored=[base, before])
-    assert asked(book, 1).beforehand == ("after",)
+    known.open(S0, [base], [before, after], restored=[base, before])
+    assert asked(known, 1).beforehand == ("after",)
 
 
 def test_a_file_of_several_subtasks_is_obsolete_with_the_last_of_them() -> None:
-    book, logs = fresh(S0, S1)
+    known, logs = fresh(S0, S1)
     for index, subtask in enumerate(BOTH):
-        grown(book, segment(1, "group", 10 * index), subtask=subtask)
-    assert book.materialized([(logs[0], state(S0, sst("zero")), 1)])
-    assert asked(book, 1).obsolete == ()
-    assert book.materialized([(logs[1], state(S1, sst("one")), 1)])
-    assert names_of(asked(book, 2).obsolete) == ["group"]
+        grown(known, segment(1, "group", 10 * index), subtask=subtask)
+    assert known.materialized([(logs[0], state(S0, sst("zero")), 1)])
+    assert asked(known, 1).obsolete == ()
+    assert known.materialized([(logs[1], state(S1, sst("one")), 1)])
+    assert names_of(asked(known, 2).obsolete) == ["group"]
 
 
 def names_of(handles: Any) -> list[str]:
@@ -125,171 +129,171 @@ def names_of(handles: Any) -> list[str]:
 
 
 def test_a_void_segment_is_given_up_unless_another_subtask_shares_its_file() -> None:
-    book, _ = fresh(S0, S1)
+    known, _ = fresh(S0, S1)
     parts = [segment(1, "group", 10 * index) for index in range(2)]
     for part in parts:
-        book.hold(part)
-    book.void(parts[0])
-    assert asked(book, 1).obsolete == ()
-    book.append(S1, parts[1])
+        known.hold(part)
+    known.void(parts[0])
+    assert asked(known, 1).obsolete == ()
+    known.append(S1, parts[1])
     alone = segment(2, "alone")
-    book.hold(alone)
-    book.void(alone)
-    named = asked(book, 2)
+    known.hold(alone)
+    known.void(alone)
+    named = asked(known, 2)
     assert names_of(named.obsolete) == ["alone"]
     assert [names(entry.files) for entry in named.entries] == [[], ["group"]]
 
 
 def test_a_segment_of_a_subtask_that_is_gone_is_given_up() -> None:
-    book, _ = fresh(S0, S1)
-    book.close(S1)
-    assert S1 not in book
-    assert book.subtasks() == [S0]
-    grown(book, segment(1, "late"), subtask=S1)
-    assert names_of(asked(book, 1).obsolete) == ["late"]
+    known, _ = fresh(S0, S1)
+    known.close(S1)
+    assert S1 not in known
+    assert known.subtasks() == [S0]
+    grown(known, segment(1, "late"), subtask=S1)
+    assert names_of(asked(known, 1).obsolete) == ["late"]
 
 
 def test_a_materialization_replaces_what_came_before_it() -> None:
-    book, (log,) = fresh(S0)
-    grown(book, *(segment(batch, f"s{batch}") for batch in range(1, 5)))
-    assert book.materialized([(log, state(S0, sst("base")), 3)])
+    known, (log,) = fresh(S0)
+    grown(known, *(segment(batch, f"s{batch}") for batch in range(1, 5)))
+    assert known.materialized([(log, state(S0, sst("base")), 3)])
     assert names(log.files) == ["base", "s4"]
-    assert book.materialized([(log, state(S0, sst("base"), sst("more")), 4)])
-    named = asked(book, 1)
+    assert known.materialized([(log, state(S0, sst("base"), sst("more")), 4)])
+    named = asked(known, 1)
     assert names(named.entries[0].files) == ["base", "more"]
     assert set(names_of(named.obsolete)) == {"s1", "s2", "s3", "s4"}
 
 
 def test_a_segment_that_becomes_durable_after_a_newer_base_is_not_applied_to_it() -> None:
-    book, (log,) = fresh(S0)
-    assert book.materialized([(log, state(S0, sst("base")), 3)])
-    grown(book, segment(3, "older"), segment(4, "newer"))
-    named = asked(book, 1)
+    known, (log,) = fresh(S0)
+    assert known.materialized([(log, state(S0, sst("base")), 3)])
+    grown(known, segment(3, "older"), segment(4, "newer"))
+    named = asked(known, 1)
     assert names(named.entries[0].files) == ["base", "newer"]
     assert names_of(named.obsolete) == ["older"]
 
 
 def test_an_older_materialization_does_not_replace_a_newer_one() -> None:
-    book, (log,) = fresh(S0)
-    grown(book, segment(1, "s1"), segment(2, "s2"))
-    assert book.materialized([(log, state(S0, sst("newer")), 2)])
-    assert not book.materialized([(log, state(S0, sst("older")), 1)])
+    known, (log,) = fresh(S0)
+    grown(known, segment(1, "s1"), segment(2, "s2"))
+    assert known.materialized([(log, state(S0, sst("newer")), 2)])
+    assert not known.materialized([(log, state(S0, sst("older")), 1)])
     assert names(log.files) == ["newer"]
 
 
 def test_a_materialization_of_a_log_that_was_begun_anew_is_refused_for_the_whole_slot() -> None:
-    book, logs = fresh(S0, ("other", 0))
-    book.open(S0, None, ())
+    known, logs = fresh(S0, ("other", 0))
+    known.open(S0, None, ())
     states = [(logs[0], state(S0, sst("a")), 1), (logs[1], state(("other", 0), sst("b")), 1)]
-    assert not book.materialized(states)
-    assert book.without_base() == [S0]
-    assert book.log(("other", 0)).base == ()
-    assert book.leftovers() == []
+    assert not known.materialized(states)
+    assert known.without_base() == [S0]
+    assert known["other", 0].base == ()
+    assert known.leftovers() == []
 
 
 def test_one_segment_stands_for_those_it_was_merged_from() -> None:
-    book, (log,) = fresh(S0)
+    known, (log,) = fresh(S0)
     parts = [segment(batch, f"s{batch}") for batch in range(1, 5)]
-    grown(book, *parts)
-    assert book.merged(S0, log, parts[1:3], segment(3, "merged"))
+    grown(known, *parts)
+    assert known.merged(S0, log, parts[1:3], segment(3, "merged"))
     assert names(log.segments) == ["s1", "merged", "s4"]
-    assert not book.merged(S0, log, parts[2:], segment(4, "too late"))
-    assert set(names_of(asked(book, 1).obsolete)) == {"s2", "s3", "too late"}
+    assert not known.merged(S0, log, parts[2:], segment(4, "too late"))
+    assert set(names_of(asked(known, 1).obsolete)) == {"s2", "s3", "too late"}
 
 
 def test_a_late_acknowledgement_is_of_the_barrier() -> None:
     """Batches were committed and a state materialized since: the checkpoint has nothing of it."""
-    book, (log,) = fresh(S0)
-    grown(book, segment(1, "s1"), segment(3, "s3"))
-    book.barrier(1)
-    grown(book, segment(2, "s2"), segment(4, "s4"))
-    assert book.materialized([(log, state(S0, sst("base")), 4)])
-    named = book.acknowledge(1, {S0: [segment(2, "s2")]})
+    known, (log,) = fresh(S0)
+    grown(known, segment(1, "s1"), segment(3, "s3"))
+    known.barrier(1)
+    grown(known, segment(2, "s2"), segment(4, "s4"))
+    assert known.materialized([(log, state(S0, sst("base")), 4)])
+    named = known.acknowledge(1, {S0: [segment(2, "s2")]})
     assert names(named.entries[0].files) == ["s1", "s2", "s3"]
     assert named.obsolete == ()
     assert set(named.beforehand) == {"s1", "s2", "s3"}
 
 
 def test_a_state_without_a_base_is_named_by_the_materialization_of_the_barrier() -> None:
-    book = LogBook()
-    log = book.open(S0, None, ())
-    book.barrier(1)
-    grown(book, segment(4, "s4"))
+    known = ChangelogFiles()
+    log = known.open(S0, None, ())
+    known.barrier(1)
+    grown(known, segment(4, "s4"))
     frozen = state(S0, sst("base"))
-    assert book.materialized([(log, frozen, 3)])
-    assert names(book.acknowledge(1, {S0: frozen.files}).entries[0].files) == ["base"]
-    assert names(asked(book, 2).entries[0].files) == ["base", "s4"]
+    assert known.materialized([(log, frozen, 3)])
+    assert names(known.acknowledge(1, {S0: frozen.files}).entries[0].files) == ["base"]
+    assert names(asked(known, 2).entries[0].files) == ["base", "s4"]
 
 
 def test_a_checkpoint_that_was_given_up_cannot_be_acknowledged() -> None:
-    book, _ = fresh(S0)
-    book.barrier(1)
-    book.barrier(2)
-    book.barrier(3)
-    book.aborted(1)
-    book.completed(3)
+    known, _ = fresh(S0)
+    known.barrier(1)
+    known.barrier(2)
+    known.barrier(3)
+    known.aborted(1)
+    known.completed(3)
     for gone in (1, 2):
         with pytest.raises(CheckpointError, match="given up"):
-            book.acknowledge(gone)
+            known.acknowledge(gone)
 
 
 def test_what_a_completed_checkpoint_reported_is_not_reported_again() -> None:
-    book, (log,) = fresh(S0)
-    grown(book, segment(1, "s1"))
-    assert book.materialized([(log, state(S0, sst("a")), 1)])
-    assert names_of(asked(book, 1).obsolete) == ["s1"]
-    assert names_of(asked(book, 2).obsolete) == ["s1"]
-    book.aborted(1)
-    book.completed(2)
-    assert asked(book, 3).obsolete == ()
+    known, (log,) = fresh(S0)
+    grown(known, segment(1, "s1"))
+    assert known.materialized([(log, state(S0, sst("a")), 1)])
+    assert names_of(asked(known, 1).obsolete) == ["s1"]
+    assert names_of(asked(known, 2).obsolete) == ["s1"]
+    known.aborted(1)
+    known.completed(2)
+    assert asked(known, 3).obsolete == ()
 
 
 def test_word_of_a_completion_may_be_lost_repeated_or_out_of_order() -> None:
-    book, (log,) = fresh(S0)
-    grown(book, segment(1, "s1"))
-    asked(book, 1)
-    assert book.materialized([(log, state(S0, sst("a")), 1)])
-    asked(book, 2)
-    assert book.completed(2) == []  # of 1 nobody heard
+    known, (log,) = fresh(S0)
+    grown(known, segment(1, "s1"))
+    asked(known, 1)
+    assert known.materialized([(log, state(S0, sst("a")), 1)])
+    asked(known, 2)
+    assert known.completed(2) == []  # of 1 nobody heard
     for again in (2, 1, 2):
-        assert book.completed(again) == []
+        assert known.completed(again) == []
     assert names(log.files) == ["a"]
-    assert asked(book, 3).beforehand == ()
-    assert book.leftovers() == []
+    assert asked(known, 3).beforehand == ()
+    assert known.leftovers() == []
 
 
 def test_a_subtask_that_another_task_manager_acknowledged_is_materialized_anew() -> None:
-    book, _ = fresh(S0)
-    asked(book, 1)
+    known, _ = fresh(S0)
+    asked(known, 1)
     taken_over = [sst("base"), segment(1, "s1")]
-    book.open(S1, taken_over[:1], taken_over[1:], restored=taken_over)
-    assert book.completed(1) == [S1]
-    assert book.without_base() == [S1]
-    assert book.leftovers() == []  # they are not its own: perhaps the checkpoint names them
+    known.open(S1, taken_over[:1], taken_over[1:], restored=taken_over)
+    assert known.completed(1) == [S1]
+    assert known.without_base() == [S1]
+    assert known.leftovers() == []  # they are not its own: perhaps the checkpoint names them
 
 
 def test_a_log_that_was_begun_anew_since_the_barrier_is_materialized_anew() -> None:
-    book, _ = fresh(S0)
-    asked(book, 1)
-    book.open(S0, (), [segment(1, "s1")])
-    assert book.completed(1) == [S0]
+    known, _ = fresh(S0)
+    asked(known, 1)
+    known.open(S0, (), [segment(1, "s1")])
+    assert known.completed(1) == [S0]
 
 
 def test_left_over_is_what_was_uploaded_here_and_no_checkpoint_may_refer_to() -> None:
-    book = LogBook()
+    known = ChangelogFiles()
     restored = [sst("restored"), segment(1, "restored-log")]
-    log = book.open(S0, restored[:1], [*restored[1:], segment(2, "durable")], restored=restored)
-    grown(book, segment(3, "confirmed"))
-    asked(book, 1)
-    book.completed(1)
-    grown(book, segment(4, "acknowledged"))
-    asked(book, 2)
-    grown(book, segment(5, "log"))
-    book.hold(segment(6, "held"))
-    assert book.materialized([(log, state(S0, sst("base")), 4)])
-    assert book.leftovers() == ["base", "held", "log"]
-    book.aborted(2)
-    assert book.leftovers() == ["acknowledged", "base", "held", "log"]
+    log = known.open(S0, restored[:1], [*restored[1:], segment(2, "durable")], restored=restored)
+    grown(known, segment(3, "confirmed"))
+    asked(known, 1)
+    known.completed(1)
+    grown(known, segment(4, "acknowledged"))
+    asked(known, 2)
+    grown(known, segment(5, "log"))
+    known.hold(segment(6, "held"))
+    assert known.materialized([(log, state(S0, sst("base")), 4)])
+    assert known.leftovers() == ["base", "held", "log"]
+    known.aborted(2)
+    assert known.leftovers() == ["acknowledged", "base", "held", "log"]
 
 
 # --- any sequence ------------------------------------------------------------------------------------
@@ -304,7 +308,7 @@ SHAPE = JobShape("job", 1, 2, 128, ("op",))
 Contents = dict[str, int]
 
 
-class Books(RuleBasedStateMachine):
+class Changelogs(RuleBasedStateMachine):
     """A task manager with two subtasks. Files are names here, and every name has the changes that it stands for.
 
     State is a dict: a batch sets some keys to its number. So a segment that is missing, or out of order, shows.
@@ -366,15 +370,15 @@ class Books(RuleBasedStateMachine):
         changed = [subtask for subtask in BOTH if content[subtask] and subtask not in behind]
         if again and changed:
             for file in self.upload(batch=batch, parts=[content[subtask] for subtask in changed]):
-                self.book.hold(file)
-                self.book.void(file)
+                self.known.hold(file)
+                self.known.void(file)
         files: dict[Subtask, StateFile | None] = {}
         if changed:
             made = self.upload(batch=batch, parts=[content[subtask] for subtask in changed])
             files.update(zip(changed, made, strict=True))
         for file in files.values():
             assert file is not None
-            self.book.hold(file)
+            self.known.hold(file)
         for subtask in BOTH:
             durable = subtask not in behind or not content[subtask]
             self.durable.prepared(batch, subtask[1], {"op": (durable, files.get(subtask))})
@@ -384,7 +388,7 @@ class Books(RuleBasedStateMachine):
         self.decided = batch
         for subtask, file in files.items():
             assert file is not None
-            self.book.append(subtask, file)
+            self.known.append(subtask, file)
         for subtask in BOTH:
             self.truth[subtask] = {**self.truth[subtask], **content[subtask]}
 
@@ -396,8 +400,8 @@ class Books(RuleBasedStateMachine):
     def make_durable(self, which: tuple[Subtask, int]) -> None:
         subtask, batch = which
         (file,) = self.upload(batch=batch, parts=[self.behind.pop(which)])
-        self.book.hold(file)
-        self.book.append(subtask, file)
+        self.known.hold(file)
+        self.known.append(subtask, file)
         self.late[which] = file
 
     # --- materializations ----------------------------------------------------------------------------
@@ -405,7 +409,7 @@ class Books(RuleBasedStateMachine):
     @rule(subtask=st.sampled_from(BOTH), before=BATCHES, during=BATCHES, reuse=st.booleans(), later=st.booleans())
     def materialize(self, subtask: Subtask, before: list[Any], during: list[Any], reuse: bool, later: bool) -> None:
         self.work(before)
-        self.frozen.append((subtask, self.book.log(subtask), self.decided, self.truth[subtask]))
+        self.frozen.append((subtask, self.known[subtask], self.decided, self.truth[subtask]))
         self.work(during)
         if not later:
             self.materialize_one(*self.frozen.pop(), reuse)
@@ -417,14 +421,14 @@ class Books(RuleBasedStateMachine):
         self.materialize_one(*self.frozen.pop(at), reuse)
 
     def materialize_one(
-        self, subtask: Subtask, log: SubtaskLog, batch: int, content: Contents, reuse: bool = False
+        self, subtask: Subtask, log: SubtaskFiles, batch: int, content: Contents, reuse: bool = False
     ) -> SubtaskState | None:
         """Part of it may be a file that the last materialization had, too."""
         files = self.upload(batch=None, parts=[content])
-        if reuse and log.base and self.book.log(subtask) is log:
+        if reuse and log.base and self.known[subtask] is log:
             files.insert(0, log.base[0])
         made = state(subtask, *files)
-        if self.book.materialized([(log, made, batch)]):
+        if self.known.materialized([(log, made, batch)]):
             return made
         self.stored -= {file.handle.path for file in files[-1:] if file.handle}
         return None
@@ -432,14 +436,14 @@ class Books(RuleBasedStateMachine):
     @rule(subtask=st.sampled_from(BOTH), before=BATCHES, start=st.integers(0, 3), length=st.integers(2, 4))
     def merge(self, subtask: Subtask, before: list[Any], start: int, length: int) -> None:
         self.work(before)
-        log = self.book.log(subtask)
+        log = self.known[subtask]
         run = log.segments[start : start + length]
         if len(run) == length and not any(known == subtask for known, _batch in self.behind):
             whole: Contents = {}
             for file in run:
                 whole.update(self.contents[file.identity])
             (merged,) = self.upload(batch=last_batch(run[-1]), parts=[whole])
-            assert self.book.merged(subtask, log, run, merged)
+            assert self.known.merged(subtask, log, run, merged)
 
     # --- checkpoints ---------------------------------------------------------------------------------
 
@@ -460,11 +464,11 @@ class Books(RuleBasedStateMachine):
     def barrier(self) -> int:
         number = self.coordinator.trigger(0.0, 0.0, self.decided, forced=True).id
         self.frozen_truth[number] = dict(self.truth)
-        self.book.barrier(number)
+        self.known.barrier(number)
         missing = [
-            (subtask, self.book.log(subtask), self.decided, self.truth[subtask]) for subtask in self.book.without_base()
+            (subtask, self.known[subtask], self.decided, self.truth[subtask]) for subtask in self.known.without_base()
         ]
-        behind = [(subtask, at) for subtask, at in self.behind if at > self.book.log(subtask).base_batch]
+        behind = [(subtask, at) for subtask, at in self.behind if at > self.known[subtask].base_batch]
         self.barriers[number] = (behind, missing)
         return number
 
@@ -489,7 +493,7 @@ class Books(RuleBasedStateMachine):
             if which[0] not in {subtask for subtask, *_ in missing}:
                 late.setdefault(which[0], []).append(self.late[which])
         try:
-            named = self.book.acknowledge(number, late)
+            named = self.known.acknowledge(number, late)
         except CheckpointError:
             assert number not in {pending.id for pending in self.coordinator.pending()}
             return
@@ -504,7 +508,7 @@ class Books(RuleBasedStateMachine):
                 sync_ms=0.0,
                 async_ms=0.0,
                 checkpointed_bytes=entry.new_bytes,
-                full_bytes=entry.full_bytes,
+                full_bytes=full_bytes(entry),
                 beforehand=named.beforehand if at == 0 else (),
                 obsolete=named.obsolete if at == 0 else (),
             )
@@ -543,7 +547,7 @@ class Books(RuleBasedStateMachine):
     @rule()
     def tell(self) -> None:
         """Word of the last completion, for the first time or again."""
-        self.book.completed(self.news)
+        self.known.completed(self.news)
         self.heard = True
 
     @precondition(lambda self: self.coordinator.pending())
@@ -555,7 +559,7 @@ class Books(RuleBasedStateMachine):
         self.delete(self.coordinator.fail(number, "declined", 0.0).delete)
         self.barriers.pop(number, None)
         if heard:
-            self.book.aborted(number)
+            self.known.aborted(number)
 
     # --- losses --------------------------------------------------------------------------------------
 
@@ -564,20 +568,20 @@ class Books(RuleBasedStateMachine):
         files = next((one.files for one in newest.subtasks if one.subtask == subtask[1]), ()) if newest else ()
         base = [file for file in files if not file.is_segment] if with_log else None
         segments = [*(file for file in files if file.is_segment), *(file for _uid, file in self.durable.of(subtask[1]))]
-        self.book.open(subtask, base, segments if with_log else (), restored=files)
+        self.known.open(subtask, base, segments if with_log else (), restored=files)
 
-    def new_book(self) -> None:
-        self.book = LogBook()
+    def forget(self) -> None:
+        self.known = ChangelogFiles()
         self.behind: dict[tuple[Subtask, int], Contents] = {}
         self.late: dict[tuple[Subtask, int], StateFile] = {}
-        self.frozen: list[tuple[Subtask, SubtaskLog, int, Contents]] = []
+        self.frozen: list[tuple[Subtask, SubtaskFiles, int, Contents]] = []
         self.barriers: dict[int, tuple[list[Any], list[Any]]] = {}
         self.heard = not self.news
 
     def replace(self) -> None:
         """A new task manager, from what the driver knows: the log, or else only what local files still hold."""
         self.orphans |= self.stored
-        self.new_book()
+        self.forget()
         for subtask in BOTH:
             self.opened(subtask, with_log=self.durable.complete)
 
@@ -593,8 +597,8 @@ class Books(RuleBasedStateMachine):
         self.work(before)
         self.delete(self.coordinator.fail_all("restart", 0.0).delete)
         for subtask in BOTH:
-            self.book.close(subtask)
-        self.stored -= set(self.book.leftovers())
+            self.known.close(subtask)
+        self.stored -= set(self.known.leftovers())
         self.orphans |= self.stored
         newest = max(self.retained, default=None)
         self.decided = self.retained[newest].batch_id if newest is not None else -1
@@ -604,7 +608,7 @@ class Books(RuleBasedStateMachine):
     def begin_generation(self) -> None:
         self.next_batch = getattr(self, "next_batch", 0) + 100
         self.durable = DurableSegments(self.decided)
-        self.new_book()
+        self.forget()
         for subtask in BOTH:
             self.opened(subtask, with_log=True)
 
@@ -620,7 +624,7 @@ class Books(RuleBasedStateMachine):
     def the_log_is_the_state(self) -> None:
         """Unless word of a completion is missing, for then files may be gone; it says so when it is told."""
         for subtask in BOTH if getattr(self, "heard", False) else ():
-            log = self.book.log(subtask)
+            log = self.known[subtask]
             if log.base is not None and not any(known == subtask for known, _batch in self.behind):
                 assert self.made_of(log.files) == self.truth[subtask]
 
@@ -635,8 +639,8 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def what_is_left_over_is_nobodys(self) -> None:
-        if hasattr(self, "book"):
-            assert not set(self.book.leftovers()) & self.named()
+        if hasattr(self, "known"):
+            assert not set(self.known.leftovers()) & self.named()
 
     def named(self) -> set[str]:
         return {h.path for metadata in self.retained.values() for _key, h in keyed_files(metadata.subtasks)}
@@ -653,29 +657,29 @@ class Books(RuleBasedStateMachine):
             number = self.barrier()
             self.acknowledge_one(number)
             self.complete_one(number)
-        in_logs = {path for subtask in BOTH for path in names(self.book.log(subtask).files)}
+        in_logs = {path for subtask in BOTH for path in names(self.known[subtask].files)}
         assert self.stored - self.named() - in_logs <= self.orphans
         for subtask in BOTH:
-            self.book.close(subtask)
-        self.stored -= set(self.book.leftovers())
+            self.known.close(subtask)
+        self.stored -= set(self.known.leftovers())
         assert self.stored - self.named() <= self.orphans
         self.retained_checkpoints_are_whole()
 
 
-TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestChangelogs = Changelogs.TestCase
+TestChangelogs.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
 
 CHANGE: Any = ({"a"}, {"a"}, (), False)
 BEHIND: Any = ({"a"}, {"a"}, BOTH, False)
 
 
-def books(retained: int) -> Books:
-    machine = Books()
+def begun(retained: int) -> Changelogs:
+    machine = Changelogs()
     machine.begin(retained)
     return machine
 
 
-def checked(machine: Books) -> None:
+def checked(machine: Changelogs) -> None:
     machine.retained_checkpoints_are_whole()
     machine.the_log_is_the_state()
     machine.a_lost_host_can_be_replaced()
@@ -684,14 +688,14 @@ def checked(machine: Books) -> None:
 
 
 def test_what_a_late_checkpoint_reports_is_not_what_a_newer_one_names() -> None:
-    machine = books(retained=1)
+    machine = begun(retained=1)
     machine.work([CHANGE, BEHIND])
     first = machine.barrier()
     machine.work([CHANGE])
     second = machine.barrier()
     machine.acknowledge_one(second)
     for subtask in BOTH:
-        machine.materialize_one(subtask, machine.book.log(subtask), machine.decided, machine.truth[subtask])
+        machine.materialize_one(subtask, machine.known[subtask], machine.decided, machine.truth[subtask])
     machine.acknowledge_one(first)
     machine.complete_one(first)
     machine.complete_one(second)
@@ -700,10 +704,10 @@ def test_what_a_late_checkpoint_reports_is_not_what_a_newer_one_names() -> None:
 
 def test_files_that_went_with_a_checkpoint_that_nobody_heard_of_are_not_named_again() -> None:
     """The task manager is replaced while a checkpoint completes, and starts from segments that it does not name."""
-    machine = books(retained=2)
+    machine = begun(retained=2)
     machine.work([CHANGE, CHANGE])
     for subtask in BOTH:
-        machine.materialize_one(subtask, machine.book.log(subtask), machine.decided, machine.truth[subtask])
+        machine.materialize_one(subtask, machine.known[subtask], machine.decided, machine.truth[subtask])
     first = machine.barrier()
     machine.acknowledge_one(first)
     machine.complete_one(first, heard=False, host_dies=True)
@@ -711,12 +715,12 @@ def test_files_that_went_with_a_checkpoint_that_nobody_heard_of_are_not_named_ag
     machine.acknowledge_one(second)
     machine.complete_one(second)
     assert list(machine.retained) == [first]
-    assert machine.book.without_base() == list(BOTH)
+    assert machine.known.without_base() == list(BOTH)
     checked(machine)
 
 
 def test_what_a_checkpoint_named_that_completed_unheard_is_not_left_over() -> None:
-    machine = books(retained=2)
+    machine = begun(retained=2)
     machine.work([BEHIND])
     machine.host_dies([CHANGE])  # without a base: both checkpoints wait for a materialization
     first, second = machine.barrier(), machine.barrier()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from strandline.checkpoint.metadata import FileHandle
 from strandline.errors import StorageError
-from strandline.runtime.taskmanager.changelog import uploader as module
-from strandline.runtime.taskmanager.changelog.uploader import LogUploader
+from strandline.runtime.taskmanager.changelog.segment_uploader import SegmentUploader
+from strandline.runtime.taskmanager.packing import PACK_BYTES
 from strandline.storage import JobPaths, Storage
 from strandline.storage.checksums import checksum_text
 from strandline.storage.local import LocalStorage
@@ -24,26 +24,21 @@ from strandline.testing.faults import FaultyStorage
 PATHS = JobPaths("job")
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RETRY_DELAY", 0.01)
-
-
 @pytest.fixture
 def storage(tmp_path: Path) -> LocalStorage:
     return LocalStorage(str(tmp_path / "durable"))
 
 
-Make = Callable[..., LogUploader]
+Make = Callable[..., SegmentUploader]
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
     """Opens uploaders that are closed in the end."""
-    opened: list[LogUploader] = []
+    opened: list[SegmentUploader] = []
 
-    def new(storage: Storage, timeout: float = 5.0, attempts: int = 3) -> LogUploader:
-        opened.append(LogUploader(storage, PATHS, timeout, attempts))
+    def new(storage: Storage, timeout: float = 5.0, attempts: int = 3, pack_bytes: int = PACK_BYTES) -> SegmentUploader:
+        opened.append(SegmentUploader(storage, PATHS, timeout, attempts, retry_delay=0.01, pack_bytes=pack_bytes))
         return opened[-1]
 
     yield new
@@ -106,13 +101,10 @@ def test_nothing_to_upload_is_no_request(storage: LocalStorage, make: Make) -> N
 def test_large_groups_are_several_files(tmp_path_factory: pytest.TempPathFactory, contents: list[bytes]) -> None:
     folder = tmp_path_factory.mktemp("groups")
     storage = LocalStorage(str(folder / "durable"))
-    uploader = LogUploader(storage, PATHS, 5.0, 1)
-    before = module.GROUP_BYTES
-    module.GROUP_BYTES = 16
+    uploader = SegmentUploader(storage, PATHS, 5.0, 1, pack_bytes=16)
     try:
         handles = uploader.upload(segments(folder, *contents))
     finally:
-        module.GROUP_BYTES = before
         uploader.close()
     assert [content(storage, handle) for handle in handles] == contents
     assert {handle.path for handle in handles} == set(stored(storage))
@@ -200,10 +192,9 @@ def test_when_every_try_is_too_slow_nothing_is_left(tmp_path: Path, storage: Loc
 
 
 def test_a_group_that_cannot_be_uploaded_takes_the_others_with_it(
-    tmp_path: Path, storage: LocalStorage, make: Make, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, storage: LocalStorage, make: Make
 ) -> None:
-    monkeypatch.setattr(module, "GROUP_BYTES", 6)
-    uploader = make(faulty(storage, fail_pattern="^upload "))
+    uploader = make(faulty(storage, fail_pattern="^upload "), pack_bytes=6)
     with pytest.raises(StorageError):
         uploader.upload(segments(tmp_path, b"one", b"two", b"three"))  # one and two together, three alone
     assert stored(storage) == []

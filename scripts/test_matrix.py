@@ -157,8 +157,8 @@ def _spark_wheel(spark: str) -> Path:
 def _install(environment: Path, interpreter: Path, wheel: Path) -> None:
     """Make the virtual environment of a pair, unless it is there and up to date."""
     stamp = environment / ".strandline-matrix"
-    sources = ("requirements.lock", "pyproject.toml")
-    wanted = hashlib.sha256(b"".join((ROOT / file).read_bytes() for file in sources)).hexdigest() + wheel.name
+    sources = [(ROOT / file).read_bytes() for file in ("requirements.lock", "pyproject.toml")]
+    wanted = f"{hashlib.sha256(b''.join(sources)).hexdigest()} {wheel.name} {ROOT}"
     if stamp.exists() and stamp.read_text() == wanted:
         return
     _say(f"installing {wheel.name} into {environment.relative_to(ROOT)}")

@@ -1,20 +1,22 @@
-"""Orphans: files in a job's folder that no retained checkpoint refers to, and that no run can still come to need.
+"""Orphans: files in a job's folder that no retained checkpoint refers to, and that no run can need later.
 
-A crash between two steps of a checkpoint leaves files behind: uploads of a checkpoint that never completed, files of
-one that was dropped, temporary files of a killed upload. What makes it safe to delete them while a run is alive:
+A crash between two steps of a checkpoint leaves files behind: uploads of a checkpoint that never completed, files of a
+checkpoint that was dropped, temporary files of a killed upload. Orphans can be deleted while a run is alive, because of
+these rules:
 
-- A run uploads before its checkpoint completes, so a file that nothing refers to may be wanted in a moment. It was
-  written after the run took the job over, and only the newest generation can complete anything. So whatever was
-  modified since that takeover is kept. Both times are the storage's own, for the log entry is a file, too; if the
-  driver's clock says that the takeover was earlier, that counts.
-- Files are listed first, the log and the metadata are read afterwards. What completes in between is seen as referenced;
-  what completes later consists of files that are referenced now, or were modified since the takeover, or not listed.
-- A file must be older than a minimum age as well, whoever wrote it.
-- No path is ever written again after it was deleted. Names of uploads are unique. `_metadata` of a checkpoint that
-  never completed is kept until one with a higher number has completed: before, its number might be given out again.
+- A run uploads files before its checkpoint completes, so a file without a reference may get one soon. Such a file was
+  written after the run took the job over, because only the newest generation can complete a checkpoint. So every file
+  modified since that takeover is kept. Both times come from the storage's clock: the log entry is a file, too. If the
+  driver's clock says that the takeover was earlier, the earlier time counts.
+- The files are listed first. The log and the metadata are read afterwards. A checkpoint that completes in between is
+  seen, with its references. A checkpoint that completes later consists of files that are referenced already, that were
+  modified since the takeover, or that were not listed.
+- A file must also be older than a minimum age.
+- No path is written again after it was deleted. Names of uploads are unique. The `_metadata` of a checkpoint that never
+  completed is kept until a checkpoint with a higher number has completed, because its number may be used again.
 
-The log does not say that a run has ended. Who wants the last run's uploads gone takes the job over: a run that was
-alive after all is fenced, so it stops, and cannot complete a checkpoint that has lost files.
+The log does not record the end of a run. To delete the last run's uploads, somebody takes the job over: a run that is
+still alive is fenced by that, so it stops and cannot complete a checkpoint whose files are gone.
 """
 
 from __future__ import annotations
@@ -49,16 +51,16 @@ AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """The files of a job that are its checkpoints' data, each in one place."""
+    """The files that hold a job's checkpoints, each in exactly one group."""
 
     orphans: tuple[StoredFile, ...] = ()
-    """Nobody refers to them, and nobody will."""
+    """No checkpoint refers to them, and none can later."""
     live: tuple[StoredFile, ...] = ()
-    """Nobody refers to them yet, but the newest generation may."""
+    """No checkpoint refers to them yet, but one of the newest generation may."""
     young: tuple[StoredFile, ...] = ()
-    """Nobody will refer to them, but they have not reached the minimum age."""
+    """No checkpoint can refer to them later, but they have not reached the minimum age."""
     numbers: tuple[StoredFile, ...] = ()
-    """Metadata of checkpoints that never completed, kept because their numbers are still to be passed by."""
+    """Metadata of checkpoints that never completed. They are kept until a higher number has completed."""
     referenced: int = 0
 
 
@@ -74,9 +76,9 @@ def sort_files(
 ) -> Sorted:
     """Decide for every listed file whether it is an orphan.
 
-    `listing` was made before `retained`, all checkpoints that the log retains, was read. `live_since` is when the
-    newest generation began, on the storage's clock: infinity if it is known to have ended, minus infinity if nothing
-    is known. Files outside the folders of checkpoint data (the log, anything unknown) are left out.
+    `retained` has all checkpoints that the log retains; it was read after `listing` was made. `live_since` is the time
+    at which the newest generation began, by the storage's clock: infinity if that generation has ended, minus infinity
+    if the time is unknown. Files outside the folders of checkpoint data (the log, unknown files) are left out.
     """
     referenced = {paths.metadata(metadata.checkpoint_id) for metadata in retained}
     for metadata in retained:
@@ -117,12 +119,12 @@ def _is_checkpoint_data(paths: JobPaths, path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """What was found in a job's folder, and what the decision rests on."""
+    """The sorted files of a job, and the facts that the sorting is based on."""
 
     job: str
     generation: int
     owner: str | None
-    """Who began the newest generation; None if the log does not reach back so far."""
+    """Who began the newest generation; None if that entry of the log was deleted."""
     live_since: float
     retained: tuple[int, ...]
     files: Sorted
@@ -131,11 +133,11 @@ class Garbage:
 def find_garbage(
     storage: Storage, job: str, *, now: float, min_age: float = MIN_AGE, take_over: bool = False
 ) -> Garbage:
-    """Look for the orphans of a job; nothing is deleted.
+    """Find the orphans of a job without deleting anything.
 
-    With `take_over`, the job is taken over first: a run that is alive ends with `FencedError`, and so the newest
-    generation is known to have ended. Raises `CheckpointError` if a retained checkpoint cannot be read: nobody knows
-    what it needs then.
+    With `take_over`, the job is taken over first. A run that is alive then ends with `FencedError`, so its uploads are
+    orphans, too. Raises `CheckpointError` if a retained checkpoint cannot be read, because the files it needs are
+    unknown then.
     """
     paths = JobPaths(job)
     store = JobLogStore(storage, paths)
@@ -156,11 +158,11 @@ def find_garbage(
             since, owner = _began(storage, paths, known)
             break
         except (CheckpointError, NotFoundError) as error:
-            # A run that is alive may have dropped the checkpoint since, or cut off the log.
+            # A run that is alive may have dropped the checkpoint, or deleted old entries of the log.
             if store.load().position != known.position:
                 continue
             raise CheckpointError(
-                f"job {job!r}: nothing was deleted, for what the retained checkpoints need cannot be read: {error}"
+                f"job {job!r}: nothing was deleted, because a retained checkpoint cannot be read: {error}"
             ) from error
     if known.generation == ours:
         since = math.inf
@@ -182,9 +184,9 @@ def delete_garbage(
     progress: Callable[[int], None] = lambda _count: None,
     at_once: int = AT_ONCE,
 ) -> None:
-    """Delete the orphans; `progress` hears how many went with each step.
+    """Delete the orphans, and call `progress` with the number of files after each step.
 
-    Raises `FencedError` if a driver takes the job over meanwhile: what is left may be looked at anew.
+    Raises `FencedError` if a driver takes the job over meanwhile; the files that are left must be sorted again.
     """
     paths = JobPaths(garbage.job)
     store = JobLogStore(storage, paths)
@@ -202,7 +204,7 @@ def delete_garbage(
 
 
 def _readable(storage: Storage, paths: JobPaths, store: JobLogStore) -> Iterator[CheckpointMetadata]:
-    """The retained checkpoints, as far as they can be read now."""
+    """The retained checkpoints that can be read."""
     for number in (*store.log.retained, *store.released()):
         with suppress(CheckpointError, NotFoundError):
             yield _read_retained(storage, paths, number)
@@ -212,7 +214,7 @@ def _readable(storage: Storage, paths: JobPaths, store: JobLogStore) -> Iterator
 
 
 def _check_ours(storage: Storage, paths: JobPaths, known: JobLog) -> None:
-    """A folder under another name than its job's: every path in its metadata leads elsewhere, so all looks orphaned."""
+    """Refuse a renamed folder: the paths in its metadata lead elsewhere, so all its files would look like orphans."""
     latest = known.latest
     if latest is not None and latest.ours and latest.metadata_path != paths.metadata(latest.checkpoint_id):
         raise IncompatibleCheckpointError(
@@ -235,9 +237,9 @@ def _read_retained(storage: Storage, paths: JobPaths, number: int) -> Checkpoint
 def _began(storage: Storage, paths: JobPaths, known: JobLog) -> tuple[float, str | None]:
     """When the newest generation began, and who began it.
 
-    A long run cuts off its own takeover. Then its oldest entry serves as well, for `KEPT_ENTRIES` checkpoints have
-    completed since: one that is still pending has a higher number than all of them, so to have uploaded anything
-    earlier it would have to have been under way together with all of them.
+    A long run deletes the log entry of its own takeover. Its oldest entry is used in that case: `KEPT_ENTRIES`
+    checkpoints have completed since. A pending checkpoint has a higher number than all of these. It can have uploaded
+    a file before that entry only if it has been pending together with all of them.
     """
     times: dict[int, float] = {}
     for file in storage.list(paths.log_dir):
@@ -252,7 +254,7 @@ def _began(storage: Storage, paths: JobPaths, known: JobLog) -> tuple[float, str
     numbers = sorted(times)
     place = bisect_left(numbers, known.generation, key=lambda number: read(number).generation)
     if place == len(numbers):
-        return -math.inf, None  # The log went on and was cut off meanwhile: nothing is known.
+        return -math.inf, None  # The log grew and lost its old entries meanwhile: nothing is known.
     first = read(numbers[place])
     owner = first.owner if isinstance(first, Takeover) else None
     if owner is None and len(numbers) - place < KEPT_ENTRIES:
@@ -264,7 +266,7 @@ def _began(storage: Storage, paths: JobPaths, known: JobLog) -> tuple[float, str
 
 
 def _temporary_files(storage: Storage, paths: JobPaths) -> list[StoredFile]:
-    """What killed writers left half-written. Only file systems have such files: an object store shows whole objects."""
+    """Half-written files of killed writers. Only file systems have them: an object store shows whole objects only."""
     if not isinstance(storage, LocalStorage):
         return []
     found: list[StoredFile] = []
@@ -272,7 +274,7 @@ def _temporary_files(storage: Storage, paths: JobPaths) -> list[StoredFile]:
         for name in names:
             if name.startswith(TEMPORARY):
                 file = Path(folder, name)
-                with suppress(FileNotFoundError):  # Finished since the folder was read.
+                with suppress(FileNotFoundError):  # It was finished after the folder was read.
                     stat = file.stat()
                     found.append(StoredFile(file.relative_to(storage.root).as_posix(), stat.st_size, stat.st_mtime))
     return found
@@ -287,5 +289,5 @@ def _delete_temporary(storage: Storage, paths: list[str]) -> None:
             file.unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"cannot delete {file}: {error.strerror or error}; check the rights there") from error
-        with suppress(OSError):  # Not empty: somebody's folder.
+        with suppress(OSError):  # The folder is not empty.
             file.parent.rmdir()

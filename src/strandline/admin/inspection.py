@@ -1,4 +1,4 @@
-"""What durable storage holds of a job's checkpoints, read without taking part in the job."""
+"""Reads a job's checkpoints from durable storage. Nothing is written, so the job may run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from strandline.storage import JobPaths, Storage, open_storage
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFacts:
-    """A completed checkpoint in a few figures; without them where its metadata cannot be read, but with the problem."""
+    """A completed checkpoint in a few figures. If its metadata cannot be read, `problem` says why."""
 
     job: str
     id: int
     path: str
     latest: bool
     owner: str = "job"
-    """Who may delete it: the job, or the user, once it was restored with `no_claim`."""
+    """Who may delete it: the job; or the user, after a restore with `no_claim`."""
     kind: str | None = None
     batch: int | None = None
     generation: int | None = None
@@ -46,9 +46,9 @@ class JobFolder:
 
     @classmethod
     def find(cls, location: str, options: Mapping[str, str] | None = None) -> list[JobFolder]:
-        """The job whose folder `location` is, or all jobs in it if it is a checkpoint directory.
+        """The job at `location`; or all jobs in it, if `location` is a checkpoint directory.
 
-        Raises `CheckpointNotFoundError` if it is neither.
+        Raises `CheckpointNotFoundError` if `location` is neither.
         """
         place = location.rstrip("/") or "/"
         parent, _, name = place.rpartition("/")
@@ -66,10 +66,10 @@ class JobFolder:
 
     @classmethod
     def find_checkpoint(cls, location: str, options: Mapping[str, str] | None = None) -> tuple[JobFolder, int] | None:
-        """The job and number of the checkpoint whose directory or `_metadata` file `location` is, or None.
+        """The job and the number of the checkpoint at `location`, which is its directory or its `_metadata` file.
 
-        The job's log is not asked: this may be a copy of one checkpoint. Raises `CheckpointNotFoundError` for what is
-        named like a checkpoint, but has no `_metadata`.
+        None if `location` is not named like a checkpoint. The job's log is not read, because `location` may be a copy
+        of one checkpoint. Raises `CheckpointNotFoundError` if the checkpoint has no `_metadata`.
         """
         parts = JobPaths.split_checkpoint(location)
         if parts is None:
@@ -95,7 +95,7 @@ class JobFolder:
 
     @classmethod
     def _within(cls, storage: Storage) -> list[JobFolder]:
-        """Jobs below the root: from each listing only the first path is taken, for there may be many files."""
+        """The jobs below the root. Each listing is ended after its first path, because a job may have many files."""
         found: list[JobFolder] = []
         after: str | None = None
         while (first := next(iter(storage.list(after=after)), None)) is not None:
@@ -125,7 +125,7 @@ class JobFolder:
             latest = log.latest.checkpoint_id if log.latest and log.latest.ours else None
             owners = dict.fromkeys(log.retained, "job") | dict.fromkeys(store.released(), "user")
             facts = [self._facts(number, number == latest, owner) for number, owner in sorted(owners.items())]
-            # A running job may have dropped one of them meanwhile: then the log has gone on, too.
+            # A running job may have dropped one of them meanwhile. In that case its log has grown, too.
             if not any(fact.problem for fact in facts) or store.load().position == log.position:
                 return facts
 
@@ -150,7 +150,7 @@ class JobFolder:
         )
 
     def metadata(self, number: int | None) -> CheckpointMetadata:
-        """All that a completed checkpoint says of itself; the newest one for None.
+        """The metadata of a completed checkpoint; that of the newest one if `number` is None.
 
         Raises `CheckpointNotFoundError` if the job has no such checkpoint, `MetadataError` if it cannot be read.
         """

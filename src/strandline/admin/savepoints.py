@@ -1,4 +1,4 @@
-"""What a person does to a savepoint's folder: dispose of it."""
+"""Disposes of savepoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from strandline.storage import Storage
 
 
 def dispose_savepoint(storage: Storage, metadata: CheckpointMetadata) -> int:
-    """Delete a savepoint; returns how many files went. The metadata goes last, so that it may be tried again."""
+    """Delete a savepoint and return the number of deleted files.
+
+    The metadata is deleted last, so that a disposal that failed can be repeated.
+    """
     paths = sorted({file.handle.path for _state, file in all_files(metadata) if file.handle is not None})
     storage.delete(paths)
     storage.delete([METADATA])

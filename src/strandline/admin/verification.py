@@ -1,4 +1,4 @@
-"""Verifying checkpoints: every file that they name is read, and must have the size and checksum they say."""
+"""Verifies checkpoints: reads every file that they refer to, and compares its size and checksum."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from strandline.storage.local import LocalStorage
 THREADS = 8
 
 _AT_ONCE = 10_000
-"""Files that wait for a thread, of perhaps millions."""
+"""How many files wait for a thread at a time; a checkpoint may have millions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A file that a checkpoint cannot be restored with."""
+    """A file because of which a checkpoint cannot be restored."""
 
     path: str
     """Relative to the storage's root."""
     problem: str
     operator: str | None = None
     subtask: int | None = None
-    """Whose state it holds; None for `_metadata` itself."""
+    """The subtask whose state the file holds; None for `_metadata`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A checkpoint of which every file was read."""
+    """A checkpoint whose files were all read."""
 
     job: str
     id: int
     path: str
     files: int
-    """Uploaded files; what is inline is covered by the checksum of `_metadata`."""
+    """Uploaded files. Inline files are covered by the checksum of `_metadata`."""
     bytes: int
     damage: tuple[Damage, ...]
 
@@ -54,10 +54,10 @@ class Verified:
 
 
 class Verification:
-    """The checkpoints of one job that are to be verified: their metadata is read at once, their files by `run`."""
+    """The checkpoints of one job that are verified. The constructor reads their metadata, `run` reads their files."""
 
     def __init__(self, storage: Storage, job: str, checkpoint: int | None = None) -> None:
-        """One checkpoint, whether the log knows it or not, or else all that the log retains."""
+        """Choose `checkpoint`, which need not be in the log; or all that the log retains, if it is None."""
         self._storage = storage
         self._paths = JobPaths(job)
         self._all_retained = checkpoint is None
@@ -71,10 +71,10 @@ class Verification:
             except MetadataError as error:
                 self._unreadable[number] = f"cannot be read: {error}"
         self.handles = {handle for metadata in self._checkpoints.values() for handle in _handles(metadata)}
-        """What there is to read: a file that several checkpoints share is there once."""
+        """The files to read. A file that several checkpoints share is among them once."""
 
     def run(self, progress: Callable[[FileHandle], None] = lambda _handle: None) -> list[Verified]:
-        """Read every file. A checkpoint that a running job has dropped meanwhile, with its files, is left out."""
+        """Read every file. A checkpoint that a running job drops meanwhile is left out."""
         problems = verify_files(self._storage, self.handles, progress)
         found = [self._verified(number, problems) for number in sorted({*self._checkpoints, *self._unreadable})]
         if self._all_retained and any(checkpoint.damage for checkpoint in found):
@@ -111,10 +111,10 @@ def verify_files(
     progress: Callable[[FileHandle], None] = lambda _handle: None,
     threads: int = THREADS,
 ) -> dict[FileHandle, str]:
-    """Read the files, several at a time and none as a whole into memory; the answer says what is wrong with which.
+    """Read the files in several threads, and return the problem of each file that has one.
 
-    `progress` hears of every file that was read, in the caller's thread. Raises `StorageFullError` if there is no room
-    to fetch files of an object store to.
+    No file is read into memory as a whole. `progress` is called after each file, in the caller's thread. Raises
+    `StorageFullError` if the local disk has no room for files of an object store.
     """
     problems: dict[FileHandle, str] = {}
     with (
@@ -131,14 +131,14 @@ def verify_files(
                         problems[running[done]] = problem
                     progress(running[done])
         except BaseException:
-            # Also on Ctrl-C: nobody waits for terabytes that are not wanted any more.
+            # Also on Ctrl-C: reading terabytes to the end would be useless.
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return problems
 
 
 def _problem(storage: Storage, handle: FileHandle, scratch: Path) -> str | None:
-    """What is wrong with one file. From an object store it goes through `scratch`, so that memory stays small."""
+    """The problem of one file, or None. A file of an object store is fetched to `scratch`, to save memory."""
     try:
         place, path = resolve(storage, handle.path)
         if isinstance(place, LocalStorage):
@@ -152,7 +152,7 @@ def _problem(storage: Storage, handle: FileHandle, scratch: Path) -> str | None:
     except (NotFoundError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return "is missing"
     except StorageFullError:
-        raise  # Ours to mend: it says nothing about the file.
+        raise  # The local disk is full, which says nothing about the file.
     except (OSError, StorageError) as error:
         return f"cannot be read: {error}"
     finally:

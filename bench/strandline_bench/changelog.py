@@ -18,7 +18,7 @@ from strandline_bench.running import session
 from strandline_bench.timing import Say
 
 BATCHES_PER_S: Final = 50
-"""More than there can be, so that Spark keeps the progress report of each."""
+"""More batches than a run can have, so that Spark keeps the progress report of each."""
 PERCENTILES: Final = {"50%": "p50", "90%": "p90", "99%": "p99", "99.9%": "p99.9", "max": "max"}
 
 
@@ -65,7 +65,7 @@ def run(
 
 
 def ratios(modes: Mapping[Mode, Mapping[str, Any]]) -> dict[str, float]:
-    """What the changelog makes of each figure: with it ÷ without it. Empty unless both were measured."""
+    """Each figure with the changelog, divided by the figure without it. Empty unless both modes were measured."""
     if len(modes) < 2:
         return {}
     on, off = (_compared(modes[mode]) for mode in ("on", "off"))
@@ -75,7 +75,7 @@ def ratios(modes: Mapping[Mode, Mapping[str, Any]]) -> dict[str, float]:
 def bars(
     modes: Mapping[Mode, Mapping[str, Any]], settings: Settings, most_full_bytes: float
 ) -> dict[str, dict[str, Any]]:
-    """What is asked of the changelog, what was measured, and whether it is met. Empty unless both were measured.
+    """The targets of the changelog, the measured values, and whether each target is met. Empty without both modes.
 
     Rows that do not wait for their time tell about throughput alone; those that do, about everything else.
     """

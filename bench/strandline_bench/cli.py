@@ -50,13 +50,13 @@ class BackendChoice(StrEnum):
 
 
 class PeerChoice(StrEnum):
-    """With whom we are compared."""
+    """What Strandline is compared with."""
 
     spark = "spark"
 
 
 class PeerOrNone(StrEnum):
-    """With whom we are compared, if with anybody."""
+    """What Strandline is compared with, or nothing."""
 
     spark = "spark"
     none = "none"
@@ -71,7 +71,7 @@ class ChangelogChoice(StrEnum):
 
 
 class WindowChoice(StrEnum):
-    """What keeps the windows."""
+    """How the windows are kept in state."""
 
     entries = "entries"
     window = "window"
@@ -215,7 +215,7 @@ def _rated(
     work_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure rate-driven workloads, and print and draw what came out."""
+    """Measure rate-driven workloads; print the figures and draw the picture."""
     every: tuple[Mode, ...] = ("on", "off")
     if picture is not None:
         plot.check_available(picture)
@@ -298,7 +298,7 @@ def growth_command(
     work_dir: Annotated[Path | None, typer.Option(help="Folder for input, state and output; emptied again.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """The same rate of change on ever more keys: throughput, checkpoints and memory."""
+    """The same rate of change on a growing number of keys: throughput, checkpoints and memory."""
     try:
         parameters = growth.Parameters(
             keys=_numbers(keys),
@@ -328,7 +328,7 @@ def rescale_command(
     work_dir: Annotated[Path | None, typer.Option(help="Folder for input, state and output; emptied again.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """State restored at another parallelism next to a plain restore; a run rescaled while it goes on; Spark."""
+    """Restore at another parallelism, restore at the same one, rescale a live run; the same on Spark."""
     with _errors_told():
         parameters = rescale.Parameters(
             keys=keys,
@@ -357,7 +357,7 @@ def recovery_command(
     work_dir: Annotated[Path | None, typer.Option(help="Folder for input, state and output; emptied again.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """A restart from local copies next to one from a slow storage."""
+    """Compare a restart from local copies with a restart from a slow storage."""
     with _errors_told():
         parameters = recovery.Parameters(
             keys=keys,
@@ -409,7 +409,7 @@ def _failed(error: StrandlineError) -> typer.Exit:
 
 
 class ProgressOnStderr:
-    """One bar for every thing that is being done."""
+    """Progress bars on standard error, one for each step."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)

@@ -43,7 +43,7 @@ _MASK = (1 << 128) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """How large the job is whose coordinator is measured."""
+    """The size of the job whose coordinator is measured."""
 
     subtasks: int = 10_000
     files: int = 100
@@ -232,7 +232,7 @@ class _Job:
 
 
 def _file(subtask: int, number: int, shared: bool, path: Callable[[str], str]) -> list[Any]:
-    """A state file as it is on the wire, with names as long and as little alike as real ones."""
+    """A state file as it is sent. Its names are as long and as different as real ones."""
     unique = f"{((subtask << 32) + number + 1) * _SPREAD & _MASK:032x}"
     name = f"{number:06d}.sst" if shared else f"MANIFEST-{-number:06d}"
     return [name, f"{unique[16:]}-{name}", shared, [path(unique), FILE_BYTES, f"crc32:{unique[8:16]}"]]

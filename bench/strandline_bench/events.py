@@ -23,12 +23,12 @@ EVENT_SCHEMA: Final = f"{SCHEMA}, ts timestamp"
 SPAN_MS: Final = 5_000
 """The event time that one file, so one batch, covers."""
 DELAY_MS: Final = 5_000
-"""How far the watermark stays behind; also how long deduplication remembers a key, which is one thing for Spark."""
+"""The delay of the watermark, and the time for which deduplication remembers a key: Spark has one setting for both."""
 WINDOW_MS: Final = 10_000
 SLIDE_MS: Final = 2_000
 GAP_MS: Final = 10_001
 APART_MS: Final = 5_000
-"""How far the two rows of a pair may be apart."""
+"""The largest distance in event time between the two rows of a pair."""
 LEFT_BELOW: Final = 500
 """Rows with a smaller `x` are the left side of the join, the others the right side."""
 _FIRST_MS: Final = 1_700_000_000_000

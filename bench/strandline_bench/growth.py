@@ -1,4 +1,4 @@
-"""The same rate of change on ever more keys: what stays the same, and what grows with the state.
+"""The same rate of change on a growing number of keys: which figures grow with the state, and which do not.
 
 For each number of keys a job of its own loads every key once. Then come batches of the same size, their keys drawn
 evenly from all of them, and every batch ends with a completed checkpoint, so each checkpoint covers the same number of
@@ -52,7 +52,7 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """How many keys, and how much changes per checkpoint."""
+    """The numbers of keys, and the number of changes per checkpoint."""
 
     keys: tuple[int, ...] = (1_000_000, 5_000_000, 20_000_000)
     batches: int = 30
@@ -191,7 +191,7 @@ def _measure(spark: SparkSession, parameters: Parameters, keys: int, home: Path,
 
 
 def _check(output: Path, keys: int, files: Sequence[InputFile]) -> None:
-    """Every key was new once, and every count went on from the one that was in state."""
+    """Check that every key was new once, and that every count continued the count in state."""
     counts = np.zeros(keys, np.int64)
     wanted = 0
     for file in files:
@@ -214,7 +214,7 @@ class _Rss:
         self.peak = 0
 
     def now(self) -> int:
-        """What it is now; the greatest answer so far is `peak`."""
+        """The memory in use now. `peak` is the greatest value so far."""
         total = 0
         for manager in self._run.processes().values():
             for slot in manager["slots"].values():

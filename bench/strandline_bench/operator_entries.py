@@ -60,12 +60,12 @@ class Peer:
     build: Callable[[Read], DataFrame]
     mode: Literal["append", "update"] = "append"
     slow: bool = False
-    """So slow that it gets input of its own, with fewer rows."""
+    """Whether it is so slow that it gets its own input with fewer rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An operator, its counterpart, and how many times as fast as that it should be."""
+    """An operator, its counterpart, and the ratio of their speeds that is the target."""
 
     name: str
     build: Callable[[sl.Job, Read], sl.Stream]
@@ -77,7 +77,7 @@ class Entry:
     """Modules that may be missing."""
 
     def missing(self) -> str | None:
-        """The first of the needed modules that is not there."""
+        """The first needed module that is not installed."""
         return next((name for name in self.needs if importlib.util.find_spec(name) is None), None)
 
 
@@ -181,7 +181,7 @@ def _expression(text: str) -> Column:
 
 
 class KeepArrow(sl.ArrowProcessor):
-    """What `value_state.CountAndKeep` does, for many keys at a time."""
+    """Does what `value_state.CountAndKeep` does, for many keys at a time."""
 
     def open(self, context: sl.ArrowContext) -> None:
         self.kept = context.value_state("kept", "n long, value string")
@@ -201,7 +201,7 @@ class KeepArrow(sl.ArrowProcessor):
 
 
 class CountAndKeepPandas(StatefulProcessor):
-    """What `spark_peer.CountAndKeep` does, on pandas frames."""
+    """Does what `spark_peer.CountAndKeep` does, on pandas frames."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.kept = handle.getValueState("kept", "n long, value string")

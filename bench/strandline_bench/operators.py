@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 NAMES = tuple(entry.name for entry in ENTRIES)
 SLOW_FACTOR = 10
-"""How many times `peer_rows` a slow operator of ours gets."""
+"""A slow operator of Strandline gets this many times `peer_rows`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ class _Bench:
         return Results(lambda: Expected(self._workload, files), lambda: ExpectedEvents(files))
 
     def _input(self, slow_rows: int | None) -> tuple[list[InputFile], Results]:
-        """The input files and what they lead to; with `slow_rows`, files of their own with so many rows."""
+        """The input files and their expected results; with `slow_rows`, separate files with that many rows."""
         if slow_rows is None:
             return self._files, self._results
         files = few_files(self._workload, slow_rows)

@@ -1,4 +1,4 @@
-"""A streaming source whose rows arrive at a fixed rate, and follow from their numbers, so that any can be read again.
+"""A streaming source whose rows arrive at a fixed rate. A row is computed from its number, so it can be read again.
 
 A gate, a small file in the driver's file system, says since when rows arrive and how many there will be. It is opened
 once the job runs, and opened wider for more rows. A query that is started again finds it as it was.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 BURST_ROWS: Final = 250_000
-"""Rows of a batch where rows do not wait for their time."""
+"""Rows of a batch if the rows do not wait for their time."""
 _CHUNK_ROWS: Final = 65_536
 
 
@@ -72,7 +72,7 @@ class Gate:
         return start_us
 
     def look(self) -> tuple[int, int] | None:
-        """Since when rows arrive, and how many will; None while the gate is closed."""
+        """The time of the first row, and the number of rows; None while the gate is closed."""
         try:
             start_us, rows = json.loads(self._path.read_text())
         except FileNotFoundError:
@@ -90,7 +90,7 @@ class RowRange(InputPartition):
 
 
 class RatedReader(DataSourceStreamReader):
-    """Offers the rows that have arrived; or, if they are not `paced`, so many a batch as fast as they are taken."""
+    """Offers the rows that have arrived. If rows are not `paced`, it offers batches of a fixed size without waiting."""
 
     def __init__(self, rows: Rows, gate: Path, rate: int, paced: bool, parallelism: int) -> None:
         self._rows = rows

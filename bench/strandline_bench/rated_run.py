@@ -1,4 +1,4 @@
-"""One run of a rate-driven workload: checkpoints as often as can be, every row's latency, recovery, and a check."""
+"""One run of a rate-driven workload: checkpoints as often as possible, every row's latency, recovery, and a check."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Mode = Literal["on", "off"]
 MATERIALIZATION: Final = "10s"
 RECOVERIES: Final = 3
-"""How often recovery is measured; the middle one is reported."""
+"""How often recovery is measured; the median is reported."""
 RECOVERY_ROWS: Final = 1000
 _REHEARSAL_S: Final = 5
 
@@ -47,9 +47,9 @@ class RatedWork:
     """What the rows are made by."""
     build: Callable[[sl.Job, DataFrame], sl.Stream]
     check: Callable[[Path, int, Pace, str], None]
-    """Given the output, the number of rows, their pace, and who made it; raises `WrongResultError`."""
+    """Checks the output, given the number of rows, their pace and the mode. Raises `WrongResultError`."""
     most_full_bytes: float
-    """How many times as large the full checkpoint may be with the changelog."""
+    """The largest ratio of the full size with the changelog to the full size without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Settings:
     """Whether rows wait for their time; if not, they come as fast as they are taken, with the same event times."""
     seconds: float = 120
     warm_up: float = 60
-    """What is measured from here on only: row latency, and one of the two figures of the full size."""
+    """Seconds after which row latency and one of the two figures of the full size are measured."""
     backend: str = "rocksdb"
     memory: str = "512mb"
     parallelism: int = 2
@@ -117,7 +117,7 @@ class RatedRun:
         self._say(f"{self._label}: rehearsal", 1, 1)
 
     def measure(self) -> tuple[dict[str, Any], Timeline]:
-        """Work through all rows, recover, and check what came out. Raises `WrongResultError` if it is wrong."""
+        """Process all rows, recover, and check the output. Raises `WrongResultError` if it is wrong."""
         job = self._job()
         watch = Stopwatch()
         run = job.start()
@@ -239,7 +239,7 @@ CHECKPOINT_FIGURES: Final = ("barrier_to_completed_ms", "end_to_end_ms", "checkp
 
 
 def row_ends(query: StreamingQuery) -> dict[int, int]:
-    """For each batch of a query how many rows of the rated source it and all before it have."""
+    """For each batch of a query, the number of rows of the rated source up to its end."""
     ends = {}
     for progress in query.recentProgress:
         if "addBatch" in progress["durationMs"]:
@@ -261,7 +261,7 @@ def latencies_ms(numbers: Int64s, pace: Pace, covered: Int64s, completed_at: Flo
 
 
 def _rows_read(progress: Mapping[str, Any]) -> int:
-    """Up to which row a batch went; the clock of timers may be a second source."""
+    """The last row of a batch. The query may have a second source, the clock of timers."""
     offsets = [json.loads(source["endOffset"]) for source in progress["sources"]]
     return int(next(offset["row"] for offset in offsets if isinstance(offset, dict) and "row" in offset))
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 OLD_EVERY: Final = 10
-"""One row in so many has a key that came before; the others have a new one each."""
+"""One row in this many has an old key; every other row has a new key."""
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 _GATHERED: Final = np.uint64(pow(int(_SPREAD), -1, 1 << 64))
 
@@ -72,7 +72,7 @@ class ValueRows:
 
 
 def origins(numbers: Int64s) -> Int64s:
-    """For each row the number of the row that was the first with its key; most often that is the row itself."""
+    """For each row, the number of the first row with the same key; mostly the row itself."""
     earlier = (mixed(numbers) % np.maximum(numbers, 1).astype(np.uint64)).astype(np.int64)
     earlier -= _is_old(earlier)
     return np.where(_is_old(numbers), earlier, numbers)
@@ -122,7 +122,7 @@ def check_kept(output: Path, rows: int, value_bytes: int, who: str) -> None:
 def _wrong_values(
     before: pa.ChunkedArray, keys: Int64s, before_n: Int64s, begins: Int64s, firsts: Int64s, value_bytes: int
 ) -> int:
-    """How many values from state are none of those that the key's batch before had."""
+    """How many values from state do not occur in the previous batch of their key."""
     pool = _pool(value_bytes)
     heads = pc.utf8_slice_codeunits(pool, 0, SEEN)
     places = pc.fill_null(pc.index_in(before, heads), -1).to_numpy()

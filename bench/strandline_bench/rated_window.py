@@ -130,7 +130,7 @@ def check_windows(output: Path, rows: int, keys: int, pace: Pace, who: str) -> N
 
 
 def expected_windows(rows: int, keys: int, pace: Pace) -> tuple[Int64s, Int64s, int]:
-    """The closed windows as ascending codes of start and key, their counts, and the start that codes count from."""
+    """The closed windows as ascending codes of start and key, their counts, and the start that has code 0."""
     numbers = np.arange(rows)
     times = pace.arrivals_us(numbers) // 1000
     last = times // SLIDE_MS * SLIDE_MS

@@ -1,4 +1,4 @@
-"""Slots that find their state in local copies, next to slots that fetch it from a slow storage.
+"""Compares slots that restore from local copies with slots that fetch their state from a slow storage.
 
 In both cases every slot is killed and loses its working files, so that it begins with the last checkpoint. Storage is a
 local folder whose downloads are slowed down to a given rate, all slots together.
@@ -31,7 +31,7 @@ PATIENCE = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """How much state, and how slow storage is."""
+    """The size of the state, and the speed of storage."""
 
     keys: int = 2_000_000
     storage_mb_per_s: float = 50.0

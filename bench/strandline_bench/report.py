@@ -1,4 +1,4 @@
-"""How measured figures are summed up, and shown as a table."""
+"""Summarises measured figures and prints them as tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def percentiles(values: Sequence[float] | npt.NDArray[np.float64], digits: int =
 
 
 def machine() -> dict[str, Any]:
-    """Where the figures come from."""
+    """The machine and the versions that the figures were measured with."""
     return {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,

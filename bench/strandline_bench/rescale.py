@@ -1,4 +1,4 @@
-"""State restored at another parallelism next to a plain restore, a run that is rescaled while it goes on, and Spark.
+"""Compares a restore at another parallelism with a plain restore, the rescaling of a live run, and Spark.
 
 Every restore is of the same checkpoint, from storage on the same disk; plain and rescaled ones take turns. Spark's peer
 is an aggregation with the same keys and values whose state store is repartitioned, which it can do while the query is
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """How much state, and from how many subtasks to how many."""
+    """The size of the state, and the parallelism before and after."""
 
     keys: int = 2_000_000
     before: int = 2

@@ -1,4 +1,4 @@
-"""A job with much state that is restored again and again: what the benchmarks of restoring have in common.
+"""A job with much state that is restored repeatedly; the benchmarks of restoring share it.
 
 The state is a value state per key, loaded once, each key in one row. Then rows of some of the keys come, and every
 count must go on from what was restored; so a benchmark proves that nothing was lost or doubled.
@@ -57,20 +57,20 @@ class LoadedJob:
         return [self._of(order[at : at + step]) for at in range(0, self.keys, step)]
 
     def load(self, run: sl.JobRun, files: Sequence[InputFile], say: Say) -> None:
-        """Have the run take all keys in."""
+        """Let the run process one row of every key."""
         offer(files, self._home / "in")
         with watched(self.spark.streams.active[0], f"loading {self.keys:,} keys", files, say):
             run.process_all_available()
 
     def change(self, run: sl.JobRun) -> None:
-        """Have the run count some keys once more, and check what it has counted so far."""
+        """Let the run count some keys once more, and check all its counts."""
         chosen = np.random.default_rng(self._total).choice(self.keys, min(CHANGED_ROWS, self.keys), replace=False)
         offer([self._of(chosen)], self._home / "in")
         run.process_all_available()
         self.check()
 
     def check(self) -> None:
-        """Every key was new once, and every count went on from the one in state. Raises `WrongResultError`."""
+        """Check that every key was new once and every count continued the one in state. Raises `WrongResultError`."""
         found = ds.dataset(self._home / "out", format="parquet").to_table()
         new, total = (pc.sum(found.column(name)).as_py() for name in ("new", "total"))
         if (new, total) != (self.keys, self._total):
@@ -86,6 +86,6 @@ class LoadedJob:
 
 
 def restore_figures(run: sl.JobRun) -> dict[str, float]:
-    """What a run that has just begun took to restore its state."""
+    """The time that a run needed to restore its state."""
     figures: dict[str, float] = run.figures()["restore"]
     return {name: round(value, 1) for name, value in figures.items()}

@@ -33,7 +33,7 @@ SETTINGS = {
 
 
 class CountAndKeep(StatefulProcessor):
-    """What `value_state.CountAndKeep` does, in Spark's terms."""
+    """Does what `value_state.CountAndKeep` does, with Spark's API."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.kept = handle.getValueState("kept", "n long, value string")
@@ -54,7 +54,7 @@ class CountAndKeep(StatefulProcessor):
 
 
 def check_available() -> None:
-    """Raises `ConfigError` where PySpark lacks what `transformWithState` needs."""
+    """Raises `ConfigError` if a package that `transformWithState` needs is missing."""
     try:
         found = importlib.util.find_spec("google.protobuf") is not None
     except ModuleNotFoundError:
@@ -114,7 +114,7 @@ def peer_session(spark: SparkSession) -> SparkSession:
 
 
 def few_files(workload: Workload, rows: int) -> list[InputFile]:
-    """Input for something slow: a quarter of `rows` to warm up, then `rows` in two batches."""
+    """Input for a slow operator: a quarter of `rows` to warm up, then `rows` in two batches."""
     return [workload.uniform(count) for count in (rows // 4, rows // 2, rows - rows // 2)]
 
 

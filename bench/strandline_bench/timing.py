@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 Say = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is."""
+"""Called with the name of a step, how much of it is done, and how much there is in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Batch:
 
 
 def batches_of(query: StreamingQuery) -> list[Batch]:
-    """The batches that a query has finished, oldest first; those that only move the watermark on have no rows."""
+    """The batches that a query has finished, oldest first. A batch that only advances the watermark has no rows."""
     found: dict[int, Batch] = {}
     for progress in query.recentProgress:
         parts = dict(progress["durationMs"])
@@ -45,7 +45,7 @@ def batches_of(query: StreamingQuery) -> list[Batch]:
 
 @contextmanager
 def watched(query: StreamingQuery, text: str, files: Sequence[InputFile], say: Say) -> Iterator[None]:
-    """Report the rows that a query without a past has worked through, from a thread of its own."""
+    """Report, from a thread, how many rows a newly started query has processed."""
     total = sum(file.rows for file in files)
     ended = threading.Event()
 
@@ -89,12 +89,12 @@ def throughput(batches: Sequence[Batch], files: Sequence[InputFile], end: float)
 
 
 class Stopwatch:
-    """Seconds since it was made, rounded to milliseconds."""
+    """A stopwatch: seconds since it was created, rounded to milliseconds."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        """What it shows now."""
+        """The seconds so far."""
         return round(time.perf_counter() - self._start, 3)

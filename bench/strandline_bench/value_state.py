@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 OperatorName = Literal["aggregate", "process"]
 TOUCHES = 5
-"""How often 1 % of the keys are changed; the middle one of the uploads is reported."""
+"""How often 1 % of the keys are changed; the median of the uploads is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class Measured:
         return {**figures, "verified": True}
 
     def load(self, files: Sequence[InputFile]) -> tuple[sl.JobRun, dict[str, Any]]:
-        """Work through `files`, from a fresh start; the run goes on."""
+        """Start the job and process `files`; the run stays alive."""
         self._offer(files)
         watch = Stopwatch()
         run = self._start()
@@ -172,7 +172,7 @@ class Measured:
         return run, figures
 
     def incremental(self, run: sl.JobRun, workload: Workload) -> dict[str, Any]:
-        """What a checkpoint uploads when nothing changed, and when 1 % of the keys did."""
+        """The bytes that a checkpoint uploads after no change, and after changes to 1 % of the keys."""
         what = f"{self._label}: checkpoints after 1 % of the keys changed"
         run.trigger_checkpoint()
         unchanged = run.trigger_checkpoint()
@@ -251,7 +251,7 @@ class Measured:
 
 
 def _incremental(spark: SparkSession, parameters: Parameters, home: Path, say: Say) -> dict[str, Any]:
-    """Every key once, then what an unchanged and a slightly changed state upload."""
+    """Load every key once, then measure the uploads of an unchanged and of a slightly changed state."""
     keys = parameters.incremental_keys
     workload = Workload(home / "all-keys", keys, parameters.value_bytes)
     order = np.random.default_rng(11).permutation(keys)

@@ -1,4 +1,4 @@
-"""The generated input of a benchmark, and the results that it must lead to."""
+"""The generated input of a benchmark, and its expected results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class InputFile:
 
 
 def value_pool(rng: np.random.Generator, value_bytes: int) -> pa.StringArray:
-    """Many different values of random characters, to take the values of rows from."""
+    """A pool of random strings; rows take their values from it."""
     size = max(256, min(1 << 16, (16 << 20) // max(value_bytes, 1)))
     characters = _ALPHABET[rng.integers(0, 64, size * value_bytes, dtype=np.uint8)]
     offsets = np.arange(size + 1, dtype=np.int32) * value_bytes
@@ -113,7 +113,7 @@ class Expected:
         self.n = np.zeros(size, np.int64)
         self.s = np.zeros(size, np.int64)
         self.batches = np.zeros(size, np.int64)
-        """In how many batches a key comes."""
+        """The number of batches in which a key occurs."""
         self._before = np.full(size, -1, np.int64)
         last = np.full(size, -1, np.int64)
         for file in files:

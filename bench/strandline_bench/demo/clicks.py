@@ -22,7 +22,7 @@ _FEWEST_FILES, _MOST_ROWS = 8, 100_000
 
 @dataclass(frozen=True, slots=True)
 class ClickPlan:
-    """How many rows of how many users come in which files. The same plan gives the same rows every time."""
+    """How rows and users are spread over files. The same plan always gives the same rows."""
 
     rows: int
     users: int
@@ -100,7 +100,7 @@ class ClickStream(threading.Thread):
             self.error = error
 
     def _arrive(self, number: int) -> None:
-        """Under a name that readers skip until the file is whole."""
+        """Write a file under a hidden name, and rename it when it is complete."""
         unfinished = self._folder / f"_clicks-{number:05d}.parquet"
         pq.write_table(self.plan.table(number), unfinished)
         unfinished.rename(self._folder / f"clicks-{number:05d}.parquet")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from strandline.operators.process.keyed_process import ProcessContext
 
 BADGES = {3: "bronze", 6: "silver", 10: "gold"}
-"""What a user gets for that many purchases."""
+"""The badges, by the number of purchases that a user needs for each."""
 
 
 class AwardBadges(sl.KeyedProcessor):
@@ -36,7 +36,7 @@ class AwardBadges(sl.KeyedProcessor):
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Where the demo keeps what."""
+    """The folders of the demo."""
 
     root: Path
 
@@ -92,7 +92,7 @@ class Comparison:
     users: int
     badges: int
     wrong_users: int
-    """Users that are missing, too many, or have other values."""
+    """Users that are missing, unexpected, or have wrong values."""
     max_difference: int
     """The largest difference of any count or amount."""
     wrong_badges: int

@@ -1,4 +1,4 @@
-"""The course of the demo: start, count, kill a slot, recover, compare, and leave nothing behind."""
+"""The steps of the demo: start, count, kill a slot, recover, compare, clean up."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _RATE_WINDOW = 6.0
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the command line asks for; a value that cannot be is a `ConfigError`."""
+    """The options of the command. An impossible value raises `ConfigError`."""
 
     users: int = 100_000
     rows: int = 2_000_000
     keep: Path | None = None
-    """A folder that stays, instead of a temporary one."""
+    """A folder that is kept; None for a temporary one."""
     kill: bool = True
     plain: bool = False
 
@@ -96,7 +96,7 @@ class _Demo:
         self._comparison: Comparison | None = None
 
     def run(self, folders: Folders) -> None:
-        """All of it, in order; nothing runs any more when this returns or raises."""
+        """Run all steps. When this returns or raises, every process has ended."""
         picture, view, plan = self._picture, self._view, self._plan
         folders.clicks.mkdir(parents=True)
         folders.scratch.mkdir()
@@ -278,7 +278,7 @@ class _Demo:
         }
 
     def _rows_per_second(self) -> int | None:
-        """From the end of the first batch, which warms everything up, to the end of the last."""
+        """Rows per second from the end of the first batch, which warms up, to the end of the last."""
         if self._first_batch is None or self._last_batch is None or self._first_batch == self._last_batch:
             return None
         (began, before), (ended, rows) = self._first_batch, self._last_batch
@@ -286,7 +286,7 @@ class _Demo:
 
 
 class _Rest(threading.Thread):
-    """Waits for the last rows, while the picture goes on."""
+    """Waits for the last rows in a thread, so that the view stays live."""
 
     def __init__(self, run: sl.JobRun) -> None:
         super().__init__(daemon=True, name="rest")
@@ -302,7 +302,7 @@ class _Rest(threading.Thread):
 
 @contextlib.contextmanager
 def _folder(keep: Path | None) -> Iterator[Folders]:
-    """The demo's folder on local disk. What is scratch goes in any case."""
+    """The demo's folder on local disk. Scratch files are always deleted at the end."""
     root = Path(tempfile.mkdtemp(prefix="strandline-demo-")) if keep is None else keep.absolute()
     folders = Folders(root)
     try:
@@ -313,7 +313,7 @@ def _folder(keep: Path | None) -> Iterator[Folders]:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends the demo like Ctrl-C, so that it can tidy up."""
+    """Makes SIGTERM end the demo like Ctrl-C, so that it cleans up."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -329,7 +329,7 @@ def _terminable() -> Iterator[None]:
 
 
 class _EventHandler(logging.Handler):
-    """Makes what the engine logs an event of the demo."""
+    """Shows the engine's log messages as events of the demo."""
 
     def __init__(self, view: View) -> None:
         super().__init__(logging.WARNING)
@@ -360,7 +360,7 @@ def _logged(view: View, path: Path) -> Iterator[None]:
 
 
 def _still_there(started: dict[str, dict[int, float]], patience: float = 10.0) -> list[int]:
-    """The processes of the demo that have not ended, after some patience: there should be none."""
+    """The processes of the demo that have not ended after `patience` seconds; there should be none."""
     left = []
     for pids in started.values():
         for pid, created in pids.items():

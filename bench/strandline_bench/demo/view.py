@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live picture on a terminal, or one line an event."""
+"""What the demo shows while it runs: a live picture on a terminal, or one line per event."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SlotLine:
 
 @dataclass(slots=True)
 class Picture:
-    """What is known at one moment."""
+    """The facts that the view shows at one moment."""
 
     rows_total: int
     phase: str = "starting"
@@ -64,14 +64,14 @@ class View(Protocol):
     ) -> None: ...
 
     def event(self, text: str, style: str = "") -> None:
-        """Something happened that is worth a line."""
+        """Show one line about something that happened."""
 
     def changed(self) -> None:
         """The picture has new figures."""
 
 
 class PlainView:
-    """One line an event, for pipes and logs; checkpoints and every tenth of the rows are events too."""
+    """Prints one line per event, for pipes and logs. Checkpoints and every tenth of the rows are events, too."""
 
     def __init__(self, console: Console, picture: Picture) -> None:
         self._console = console
@@ -107,7 +107,7 @@ class PlainView:
 
 
 class LiveView:
-    """A picture that is drawn anew several times a second and fits into the terminal as it is."""
+    """A picture that is redrawn several times a second and fits the size of the terminal."""
 
     def __init__(self, console: Console, picture: Picture) -> None:
         self._console = console
@@ -236,7 +236,7 @@ _STATUSES = {"completed": ("✔", "green"), "in_progress": ("…", "yellow"), "f
 
 
 def size(count: float) -> str:
-    """A number of bytes for people."""
+    """A number of bytes as readable text."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             break

@@ -25,9 +25,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
-from strandline.operators.aggregate import operator as agg
+from strandline.operators.aggregate import functions as agg
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
-from strandline.operators.process.keyed_process import KeyedProcessor, ProcessContext, ProcessOperator
+from strandline.operators.process.keyed_processor import KeyedProcessor
+from strandline.operators.process.process_context import ProcessContext
+from strandline.operators.process.process_operator import ProcessOperator
 from strandline.state.backends.base import StateBackend
 from strandline.state.backends.factory import open_backend
 from strandline.state.batch.changes import ChangeSet

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strandline.operators.aggregate import operator as agg
+from strandline.operators.aggregate import functions as agg
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, SubtaskInfo
-from strandline.operators.windows.operator import WindowOperator
 from strandline.operators.windows.specs import SessionWindow, SlidingWindow, session, sliding, tumbling
+from strandline.operators.windows.window_operator import WindowOperator
 from strandline.state.backends.base import StateBackend
 from strandline.state.backends.factory import open_backend
 from strandline.state.batch.changes import ChangeSet

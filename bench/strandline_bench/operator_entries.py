@@ -250,7 +250,7 @@ def _kept(results: Results, output: Path, who: str) -> None:
 
 ROW_FLAVOUR: Final = Peer("transformWithState", _spark_row, slow=True)
 PANDAS_FLAVOUR: Final = Peer("transformWithStateInPandas", _spark_pandas, slow=True)
-ADAPTER: Final = "strandline.operators.spark.processor"
+ADAPTER: Final = "strandline.operators.spark.spark_operator"
 
 ENTRIES: Final = (
     Entry(

@@ -21,7 +21,7 @@ from strandline_bench.workload import WrongResultError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from strandline.operators.process.keyed_process import ProcessContext
+    from strandline.operators.process.process_context import ProcessContext
 
 WindowKeeping = Literal["entries", "window"]
 WINDOW_MS: Final = 10_000

@@ -22,7 +22,7 @@ from strandline_bench.workload import SCHEMA, SEEN, Expected, InputFile, Workloa
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from strandline.operators.process.keyed_process import ProcessContext
+    from strandline.operators.process.process_context import ProcessContext
 
 OperatorName = Literal["aggregate", "process"]
 TOUCHES = 5

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from strandline.errors import StrandlineError
     from strandline.job import Job, KeyedStream, Stream, WindowedStream
     from strandline.job_run import JobRun
-    from strandline.operators.aggregate.aggregates import (
+    from strandline.operators.aggregate.arrow_aggregate import ArrowAggregate
+    from strandline.operators.aggregate.functions import (
         approx_count_distinct,
         avg,
         collect_list,
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
         min,
         sum,
     )
-    from strandline.operators.aggregate.arrow_aggregate import ArrowAggregate
-    from strandline.operators.process.arrow_process import ArrowContext, ArrowProcessor
-    from strandline.operators.process.context import ProcessContext
-    from strandline.operators.process.keyed_process import KeyedProcessor
+    from strandline.operators.process.arrow_context import ArrowContext
+    from strandline.operators.process.arrow_processor import ArrowProcessor
+    from strandline.operators.process.keyed_processor import KeyedProcessor
+    from strandline.operators.process.process_context import ProcessContext
     from strandline.operators.windows.specs import session, sliding, tumbling
     from strandline.runtime.driver.recoveries import Recovery, Rescaling
     from strandline.sinks import ForeachBatchSink, ParquetSink
@@ -77,20 +78,20 @@ _HOMES = {
     "Stream": "strandline.job",
     "WindowedStream": "strandline.job",
     "JobRun": "strandline.job_run",
-    "approx_count_distinct": "strandline.operators.aggregate.aggregates",
-    "avg": "strandline.operators.aggregate.aggregates",
-    "collect_list": "strandline.operators.aggregate.aggregates",
-    "count": "strandline.operators.aggregate.aggregates",
-    "first": "strandline.operators.aggregate.aggregates",
-    "last": "strandline.operators.aggregate.aggregates",
-    "max": "strandline.operators.aggregate.aggregates",
-    "min": "strandline.operators.aggregate.aggregates",
-    "sum": "strandline.operators.aggregate.aggregates",
+    "approx_count_distinct": "strandline.operators.aggregate.functions",
+    "avg": "strandline.operators.aggregate.functions",
+    "collect_list": "strandline.operators.aggregate.functions",
+    "count": "strandline.operators.aggregate.functions",
+    "first": "strandline.operators.aggregate.functions",
+    "last": "strandline.operators.aggregate.functions",
+    "max": "strandline.operators.aggregate.functions",
+    "min": "strandline.operators.aggregate.functions",
+    "sum": "strandline.operators.aggregate.functions",
     "ArrowAggregate": "strandline.operators.aggregate.arrow_aggregate",
-    "ArrowContext": "strandline.operators.process.arrow_process",
-    "ArrowProcessor": "strandline.operators.process.arrow_process",
-    "KeyedProcessor": "strandline.operators.process.keyed_process",
-    "ProcessContext": "strandline.operators.process.context",
+    "ArrowContext": "strandline.operators.process.arrow_context",
+    "ArrowProcessor": "strandline.operators.process.arrow_processor",
+    "KeyedProcessor": "strandline.operators.process.keyed_processor",
+    "ProcessContext": "strandline.operators.process.process_context",
     "session": "strandline.operators.windows.specs",
     "sliding": "strandline.operators.windows.specs",
     "tumbling": "strandline.operators.windows.specs",

@@ -15,15 +15,18 @@ from strandline.config import Config
 from strandline.config.option import DurationLike, parse_duration
 from strandline.errors import ConfigError, JobDefinitionError
 from strandline.job_run import JobRun
-from strandline.operators.aggregate.operator import Aggregate, AggregateOperator
+from strandline.operators.aggregate.aggregate_operator import AggregateOperator
+from strandline.operators.aggregate.functions import Aggregate
 from strandline.operators.base import TIME_MODES, Operator, TimeMode
 from strandline.operators.deduplicate import DeduplicateOperator
-from strandline.operators.join.operator import JoinOperator
+from strandline.operators.join.join_operator import JoinOperator
 from strandline.operators.join.plan import LEFT, RIGHT, SIDE_COLUMN, JoinType
-from strandline.operators.process.arrow_process import ArrowProcessOperator, ArrowProcessor
-from strandline.operators.process.keyed_process import KeyedProcessor, ProcessOperator
-from strandline.operators.windows.operator import WindowOperator
+from strandline.operators.process.arrow_operator import ArrowProcessOperator
+from strandline.operators.process.arrow_processor import ArrowProcessor
+from strandline.operators.process.keyed_processor import KeyedProcessor
+from strandline.operators.process.process_operator import ProcessOperator
 from strandline.operators.windows.specs import WindowSpec
+from strandline.operators.windows.window_operator import WindowOperator
 from strandline.runtime.driver.plan import (
     Graph,
     Node,
@@ -336,7 +339,7 @@ class KeyedStream:
                     f"operator {uid!r}: initial_state must be a batch DataFrame with the key columns "
                     f"{', '.join(self._columns)}"
                 )
-        from strandline.operators.spark.processor import SparkProcessorOperator
+        from strandline.operators.spark.spark_operator import SparkProcessorOperator
 
         operator = SparkProcessorOperator(
             uid,

@@ -21,8 +21,9 @@ import pytest
 from strandline.checkpoint.metadata import SubtaskState
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import AuthenticationError, DamagedFileError, SlotLostError, StaleAttemptError, StrandlineError
-from strandline.operators.aggregate.operator import AggregateOperator, count
-from strandline.operators.aggregate.operator import sum as sum_of
+from strandline.operators.aggregate.aggregate_operator import AggregateOperator
+from strandline.operators.aggregate.functions import count
+from strandline.operators.aggregate.functions import sum as sum_of
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN
 from strandline.runtime.driver.opening import pickle_operator
 from strandline.runtime.protocol.folders import run_folder, socket_folder

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
-from strandline.operators.columns.rows import arrow_schema
+from strandline.operators.columns.schemas import arrow_schema
 from strandline.state.backends.base import StateBackend
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.batch.changes import ChangeSet

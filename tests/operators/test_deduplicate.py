@@ -13,10 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strandline.errors import JobDefinitionError
-from strandline.operators import deduplicate
 from strandline.operators.base import Operator
-from strandline.operators.deduplicate import DeduplicateOperator
-from strandline.operators.timed import expiry
+from strandline.operators.deduplicate import DeduplicateLimits, DeduplicateOperator
 from strandline.state.backends.factory import open_backend
 from strandline.state.coding.ddl import parse_schema
 from tests.operators.clocked import ClockedSlot
@@ -43,42 +41,40 @@ keys = st.tuples(st.none() | st.sampled_from(["a", "b", "a\0"]), st.none() | st.
 def test_what_passes_follows_a_plain_model(slot: Make, data: st.DataObject) -> None:
     by_event = data.draw(st.booleans(), "by event time")
     ttl = data.draw(st.integers(1, 40)) if by_event else data.draw(st.none() | st.integers(1, 40))
-    mini = slot(DeduplicateOperator("d", ["k", "j"], INPUT, ttl, "t" if by_event else None))
+    limits = DeduplicateLimits()
+    if data.draw(st.booleans(), "small limits"):
+        limits = DeduplicateLimits(gather_rows=2, least_cleaned=1, read_keys=2)
+    mini = slot(DeduplicateOperator("d", ["k", "j"], INPUT, ttl, "t" if by_event else None, limits))
     until: dict[Any, int | None] = {}
     now, watermark, number = 0, None, 0
-    with pytest.MonkeyPatch.context() as patch:
-        if data.draw(st.booleans(), "small limits"):
-            patch.setattr(deduplicate, "_GATHER_ROWS", 2)
-            patch.setattr(deduplicate, "_LEAST_CLEANED", 1)
-            patch.setattr(expiry, "_READ_ENTRIES", 2)
-        for _ in range(data.draw(st.integers(1, 6))):
-            now += data.draw(st.integers(0, 30))
-            step = data.draw(st.none() | st.integers(0, 30))
-            later = watermark if step is None else (watermark or 0) + step
-            last = (later or 0) + 30
-            times = st.none() | st.integers(0, last) | st.integers(0, 8 * last).map(lambda eighths: eighths / 8)
-            drawn = data.draw(st.lists(st.tuples(keys, times), max_size=12))
-            rows = []
-            for key, time in drawn:
-                number += 1
-                rows.append((*key, at(time), number))
-            known = {key: end for key, end in until.items() if by_event or end is None or end > now}
-            expected, late = [], 0
-            for row, (key, time) in zip(rows, drawn, strict=True):
-                if by_event and (time is None or (mini.late is not None and time <= mini.late)):
-                    late += 1
-                    continue
-                moment = ceil(time) if by_event and time is not None else now
-                if key not in known or (by_event and moment > (known[key] or 0)):
-                    known[key] = None if ttl is None else ttl + moment
-                    expected.append(row)
-            commit = data.draw(st.booleans(), "commit")
-            assert mini.at(rows, later, now, commit, data.draw(st.lists(st.integers(0, 12), max_size=3))) == expected
-            assert mini.operator.late_rows == late
-            if commit:
-                until, watermark = known, later
-            if data.draw(st.booleans(), "restart"):
-                mini.reopen()
+    for _ in range(data.draw(st.integers(1, 6))):
+        now += data.draw(st.integers(0, 30))
+        step = data.draw(st.none() | st.integers(0, 30))
+        later = watermark if step is None else (watermark or 0) + step
+        last = (later or 0) + 30
+        times = st.none() | st.integers(0, last) | st.integers(0, 8 * last).map(lambda eighths: eighths / 8)
+        drawn = data.draw(st.lists(st.tuples(keys, times), max_size=12))
+        rows = []
+        for key, time in drawn:
+            number += 1
+            rows.append((*key, at(time), number))
+        known = {key: end for key, end in until.items() if by_event or end is None or end > now}
+        expected, late = [], 0
+        for row, (key, time) in zip(rows, drawn, strict=True):
+            if by_event and (time is None or (mini.late is not None and time <= mini.late)):
+                late += 1
+                continue
+            moment = ceil(time) if by_event and time is not None else now
+            if key not in known or (by_event and moment > (known[key] or 0)):
+                known[key] = None if ttl is None else ttl + moment
+                expected.append(row)
+        commit = data.draw(st.booleans(), "commit")
+        assert mini.at(rows, later, now, commit, data.draw(st.lists(st.integers(0, 12), max_size=3))) == expected
+        assert mini.operator.late_rows == late
+        if commit:
+            until, watermark = known, later
+        if data.draw(st.booleans(), "restart"):
+            mini.reopen()
 
 
 @pytest.mark.parametrize("time_column", [None, "t"])
@@ -96,9 +92,8 @@ def test_all_state_is_gone_when_every_key_has_expired(slot: Make, tmp_path: Path
     mini.backend.close()
 
 
-def test_cleaning_is_bounded_and_what_waits_for_it_is_not_known(slot: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deduplicate, "_LEAST_CLEANED", 100)
-    mini = slot(DeduplicateOperator("d", ["j"], INPUT, 100))
+def test_cleaning_is_bounded_and_what_waits_for_it_is_not_known(slot: Make) -> None:
+    mini = slot(DeduplicateOperator("d", ["j"], INPUT, 100, limits=DeduplicateLimits(least_cleaned=100)))
     rows = [("a" * (n % 40), n, None, n) for n in range(3000)]
     mini.at(rows, now=0)
     before = mini.entries()
@@ -146,8 +141,8 @@ def test_nested_keys_and_payloads(slot: Make) -> None:
         (["kk"], None, None, "no column 'kk'; did you mean 'k'"),
         (["k"], 0, None, "ttl is 0 ms"),
         (["k"], True, None, "ttl is True ms"),
-        (["k"], None, "t", "needs a ttl"),
-        (["k"], 5, "x", "time column 'x' is of type bigint; cast it to timestamp"),
+        (["k"], None, "t", "needs ttl="),
+        (["k"], 5, "x", "the time column 'x' is of type bigint, not a timestamp; convert it first"),
         (["k"], 5, "tt", "no column 'tt'"),
     ],
 )

@@ -17,13 +17,17 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from strandline.errors import DamagedFileError, IncompatibleCheckpointError
 from strandline.operators.base import Operator
-from strandline.operators.columns.columns import RowCodec
+from strandline.operators.columns.row_codec import RowCodec
 from strandline.operators.deduplicate import DeduplicateOperator
-from strandline.operators.join.operator import JoinOperator
-from strandline.operators.process.arrow_process import ArrowContext, ArrowProcessOperator, ArrowProcessor
-from strandline.operators.process.keyed_process import KeyedProcessor, ProcessContext, ProcessOperator
+from strandline.operators.join.join_operator import JoinOperator
+from strandline.operators.process.arrow_context import ArrowContext
+from strandline.operators.process.arrow_operator import ArrowProcessOperator
+from strandline.operators.process.arrow_processor import ArrowProcessor
+from strandline.operators.process.keyed_processor import KeyedProcessor
+from strandline.operators.process.process_context import ProcessContext
+from strandline.operators.process.process_operator import ProcessOperator
 from strandline.operators.schema_evolution import StateChanges, state_changes
-from strandline.operators.spark.processor import SparkProcessorOperator
+from strandline.operators.spark.spark_operator import SparkProcessorOperator
 from strandline.state.backends.base import StateBackend
 from strandline.state.backends.factory import BACKENDS, open_backend
 from strandline.state.coding.codec import ValueCodec
@@ -98,9 +102,9 @@ def test_how_long_values_live_may_change() -> None:
         (
             value("count long", kind="aggregate"),
             value("count long, max long", kind="aggregate"),
-            ["the aggregates that"],
+            ["Use the same aggregates as before"],
         ),
-        (value("a int", kind="rows"), value("a int, b int", kind="rows"), ["Build the step as it was"]),
+        (value("a int", kind="rows"), value("a int, b int", kind="rows"), ["Define the step as before"]),
         (value("a int", kind="rows", ttl_ms=5), value("a int", kind="rows", ttl_ms=6), ["another uid"]),
         (value("k string", TIMERS, "timers"), value("k string, j int", TIMERS, "timers"), ["timers state"]),
     ],

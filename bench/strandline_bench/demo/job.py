@@ -13,7 +13,7 @@ from strandline_bench.demo.clicks import SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from strandline.operators.process.keyed_process import ProcessContext
+    from strandline.operators.process.process_context import ProcessContext
 
 BADGES = {3: "bronze", 6: "silver", 10: "gold"}
 """The badges, by the number of purchases that a user needs for each."""

@@ -1,5 +1,5 @@
 """Operators: the stateful steps as they run inside a slot, on Arrow batches and on the state of one subtask.
 
-Each implements `Operator`; per-key user code goes through `process`, running values per key through `aggregate`.
-Job and runtime may import it; it imports only state and errors.
+Each implements `base.Operator`. What a user names in a job is in the sub-rooms. Job, runtime and testing import it; it
+imports `checkpoint`, `state`, `config` and `errors`.
 """

@@ -1,4 +1,4 @@
-"""The operator: one stateful step as it runs inside a slot."""
+"""The operator interface: one stateful step as it runs inside a slot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUBTASK_COLUMN = "__sl_subtask"
 
 @dataclass(frozen=True, slots=True)
 class SubtaskInfo:
-    """Where an operator runs."""
+    """Which subtask of which operator this is."""
 
     job: str
     uid: str
@@ -30,25 +30,30 @@ class SubtaskInfo:
     parallelism: int
     max_parallelism: int
 
+    @property
+    def where(self) -> str:
+        """How errors name the subtask."""
+        return f"operator {self.uid!r}, subtask {self.subtask}"
+
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """What an operator may know of the batch it works on."""
+    """The batch that an operator works on, and its times."""
 
     batch_id: int
     processing_time_ms: int
     watermark_ms: int | None = None
-    """Event-time timers and windows up to here are due in this batch, after its rows; None without event time.
+    """Event-time timers and windows up to this time are due in this batch, after its rows; None without event time.
 
-    It follows from the rows of earlier batches alone, so it is the same for every subtask and every retry.
+    It depends on the rows of earlier batches only, so it is the same for every subtask and every retry.
     """
     late_watermark_ms: int | None = None
-    """The watermark of the batch before: what it covers was dealt with there, so a row that belongs there is late."""
+    """The watermark of the batch before. A row at or before it is late: that batch closed the row's windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideRows:
-    """Rows for one of an operator's side outputs, in the schema that `side_outputs` names."""
+    """Rows for one of an operator's side outputs, in the schema that `Operator.side_outputs` gives."""
 
     name: str
     rows: pa.RecordBatch
@@ -63,33 +68,33 @@ TIME_MODES: Mapping[str, TimeMode] = {
     "event": "event",
     "eventtime": "event",
 }
-"""How users write a time mode, in small letters: our names and Spark's."""
+"""The accepted spellings of a time mode, in lower case: Strandline's and Spark's."""
 
 
 class Operator(ABC):
-    """Pickled in the driver, opened once per subtask, run once per batch.
+    """A stateful step: pickled in the driver, opened once per subtask, run once per batch.
 
-    The same batch may be run again (another round); whatever `run` wrote before is then discarded with its change set,
-    so an operator keeps nothing between batches but what it can read back from state.
+    A batch may be run again, in another round. The change set of the earlier run is discarded then. So an operator
+    keeps nothing between batches that it cannot read back from state.
     """
 
     uid: str
     key_columns: tuple[str, ...]
     input_struct: StructType
-    """The step's input columns; of these it may read only some."""
+    """The step's input columns. The operator may read only some of them."""
     output_schema: pa.Schema
     sorted_input: bool
-    """Whether the rows of a key must be contiguous (per-key user code), or in any order (vectorised operators)."""
+    """Whether the rows of a key must be next to each other, as per-key user code needs."""
     time_mode: TimeMode = "none"
-    """Which clock the operator needs: the job then has batches without rows when `next_timer_ms` is due."""
+    """Which clock the operator needs. With a clock, a batch without rows runs when `next_timer_ms` is due."""
     side_outputs: Mapping[str, StructType] = MappingProxyType({})
-    """The schemas of rows that do not belong to the main output, by name."""
+    """The names of the side outputs, and their schemas."""
     next_timer_ms: int | None = None
-    """After `run`: the earliest time, on the operator's clock, at which it has something to do without rows."""
+    """Set by `run`: the earliest time, by the operator's clock, at which it has something to do without rows."""
     late_rows: int = 0
-    """How many rows the last `run` found late."""
+    """Set by `run`: how many of its rows were late."""
     deleted_states: frozenset[str] = frozenset()
-    """States of earlier versions that user code itself wants gone; known after `check`."""
+    """Set by `check`: states of earlier versions that user code itself deletes."""
 
     @abstractmethod
     def open(self, info: SubtaskInfo) -> None:
@@ -97,23 +102,23 @@ class Operator(ABC):
 
     @abstractmethod
     def states(self) -> list[StateDescriptor]:
-        """The states that the operator declared; known after `open`."""
+        """The states that the operator declares; complete after `open`."""
 
     def check(self) -> list[StateDescriptor]:
-        """The states that it will declare, found in the driver before anything runs; raises what is wrong with them."""
+        """Called in the driver before anything runs: the states that `open` will declare; raises if one is wrong."""
         return self.states()
 
     @abstractmethod
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
-        """Work through one batch: read and write state through `changes`, yield `output_schema` rows or `SideRows`.
+        """Process one batch: read and write state through `changes`, yield rows of `output_schema` or `SideRows`.
 
-        `rows` carry the step's input columns and `KEY_GROUP_COLUMN` (int32). Errors of user code are raised as
-        `UserCodeError`, rows that do not fit as `SchemaError`.
+        `rows` have the step's input columns and `KEY_GROUP_COLUMN` (int32). Raises `UserCodeError` if user code fails,
+        and `SchemaError` if rows do not fit their schema.
         """
 
     def run_initial(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
-        """Make state of rows that the user gave for the beginning of the job; once, before the first batch."""
-        raise NotImplementedError(f"operator {self.uid!r} takes no initial state")
+        """Build state from the rows that the user gave as initial state; called once, before the first batch."""
+        raise NotImplementedError(f"operator {self.uid!r} does not accept an initial state")
 
     def close(self) -> None:  # noqa: B027  # most operators have nothing to release
         """Called when the slot ends in an orderly way."""

@@ -1,8 +1,9 @@
-"""Deduplication: of the rows of a key only the first passes, for as long as the key is remembered."""
+"""The operator that removes duplicates: it passes the first row of a key, and drops the others for a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -12,17 +13,13 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import JobDefinitionError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
-from strandline.operators.columns.columns import (
-    check_time_column,
-    column_type,
-    found,
-    gathered,
-    is_valid,
-    micros,
-    whole_millis,
-)
-from strandline.operators.columns.rows import arrow_schema
-from strandline.operators.timed.expiry import NEVER, UNKNOWN, ExpiryIndex
+from strandline.operators.columns.declared import check_time_column, column_type
+from strandline.operators.columns.event_times import micros, whole_millis
+from strandline.operators.columns.gather import gathered
+from strandline.operators.columns.lookups import found_places
+from strandline.operators.columns.nulls import is_valid
+from strandline.operators.columns.schemas import arrow_schema
+from strandline.operators.timed.expiry_index import NEVER, READ_KEYS, UNKNOWN, ExpiryIndex
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.codec import ColumnCodec
 from strandline.state.coding.keys import KeyEncoder
@@ -31,19 +28,33 @@ from strandline.state.descriptors import StateDescriptor
 SEEN: Final = "seen"
 _INDEX: Final = "seen-until"
 _STORED: Final = pa.schema([pa.field("expires_ms", pa.int64())])
-_GATHER_ROWS: Final = 1 << 18
-_LEAST_CLEANED: Final = 10_000
 _GRANULES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DeduplicateLimits:
+    """Bounds of the steps of a deduplication."""
+
+    gather_rows: int = 1 << 18
+    """How many rows are checked at a time."""
+    least_cleaned: int = 10_000
+    """A batch removes up to this many expired keys, or twice as many keys as it has rows if that is more."""
+    read_keys: int = READ_KEYS
+    """How many expired keys are read from the expiry index at a time."""
+
+
+_DEFAULT: Final = DeduplicateLimits()
 
 
 class DeduplicateOperator(Operator):
     """Passes the first row of each key, in the order of arrival, and drops the others.
 
-    Without `time_column` a key is remembered for `ttl_ms` of processing time after its first row, or for ever. With it
-    a row is a duplicate if its time, in whole milliseconds (rounded up), is at most `ttl_ms` after that of the first
-    one, and a key is kept until the watermark has passed that; rows that are late, or have no time, are dropped and
-    counted. What is no longer remembered is removed in the background, up to twice as many keys per batch as rows came
-    in.
+    Without `time_column`, a key is remembered for `ttl_ms` of processing time after its first row, or for ever if
+    `ttl_ms` is None. With `time_column`, a row is a duplicate if its time, rounded up to milliseconds, is at most
+    `ttl_ms` after the time of the first row; the key is remembered until the watermark has passed that time. Late rows
+    and rows whose time is null are dropped and counted.
+
+    Every batch removes a bounded number of keys that are no longer remembered; see `DeduplicateLimits`.
     """
 
     sorted_input = False
@@ -55,6 +66,7 @@ class DeduplicateOperator(Operator):
         input_schema: StructType,
         ttl_ms: int | None,
         time_column: str | None = None,
+        limits: DeduplicateLimits = _DEFAULT,
     ) -> None:
         where = f"operator {uid!r}"
         self.uid = uid
@@ -62,17 +74,18 @@ class DeduplicateOperator(Operator):
         self.input_struct = self.output_struct = input_schema
         self.ttl_ms = ttl_ms
         self.time_column = time_column
+        self.limits = limits
         for name in self.key_columns:
             column_type(input_schema, name, where)
         if ttl_ms is not None and (type(ttl_ms) is not int or ttl_ms <= 0):
-            raise JobDefinitionError(f"{where}: ttl is {ttl_ms!r} ms; it must be a duration above zero")
+            raise JobDefinitionError(f"{where}: ttl is {ttl_ms!r} ms; it must be longer than 0")
         if time_column is not None:
             check_time_column(input_schema, time_column, where)
             self.time_mode = "event"
             if ttl_ms is None:
                 raise JobDefinitionError(
-                    f"{where}: deduplication by the event time {time_column!r} needs a ttl: how long after a row "
-                    "others of its key count as duplicates"
+                    f"{where}: deduplication by the event time {time_column!r} needs ttl=, the time after a row in "
+                    "which other rows of its key are duplicates"
                 )
         self.output_schema = arrow_schema(input_schema)
         self._input = self.output_schema.append(pa.field(KEY_GROUP_COLUMN, pa.int32()))
@@ -82,26 +95,28 @@ class DeduplicateOperator(Operator):
         self._index: ExpiryIndex | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Only what it was made of travels to the slots."""
-        return DeduplicateOperator, (self.uid, self.key_columns, self.input_struct, self.ttl_ms, self.time_column)
+        """Pickle the arguments only; the slot builds the rest again."""
+        first = (self.uid, self.key_columns, self.input_struct)
+        return DeduplicateOperator, (*first, self.ttl_ms, self.time_column, self.limits)
 
     def open(self, info: SubtaskInfo) -> None:
-        """Remember where this runs."""
-        self._where = f"operator {info.uid!r}, subtask {info.subtask}"
-        self._index = None if self.ttl_ms is None else ExpiryIndex(_INDEX, self.ttl_ms // _GRANULES, info)
+        """Remember the subtask, and open the expiry index."""
+        self._where = info.where
+        if self.ttl_ms is not None:
+            self._index = ExpiryIndex(_INDEX, self.ttl_ms // _GRANULES, info, self.limits.read_keys)
 
     def states(self) -> list[StateDescriptor]:
-        """When each key is forgotten, and the index of those times."""
+        """The time until which each key is remembered, and the expiry index of these times."""
         seen = StateDescriptor(SEEN, "columns", "expires_ms long")
         return [seen] if self.ttl_ms is None else [seen, ExpiryIndex.descriptor(_INDEX)]
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
-        """Yield the rows whose key is not known yet, then forget keys whose time is over."""
+        """Yield the rows whose key is not remembered, then remove keys that have expired."""
         self.late_rows = 0
         count = 0
         if self._index is not None:
             self._index.begin(batch.batch_id)
-        for part in gathered(rows, self._input, _GATHER_ROWS, self._where):
+        for part in gathered(rows, self._input, self.limits.gather_rows, self._where):
             count += part.num_rows
             first = self._first_rows(part, changes, batch)
             if len(first) == part.num_rows:
@@ -110,11 +125,11 @@ class DeduplicateOperator(Operator):
                 yield self._output(part.take(pa.array(first)))
         now = batch.processing_time_ms if self.time_column is None else batch.watermark_ms
         if self._index is not None and now is not None:
-            for due in self._index.due(changes, now, max(_LEAST_CLEANED, 2 * count)):
+            for due in self._index.due(changes, now, max(self.limits.least_cleaned, 2 * count)):
                 self._forget(due.keys, now, changes)
 
     def _first_rows(self, part: pa.RecordBatch, changes: ChangeSet, batch: BatchInfo) -> npt.NDArray[np.int64]:
-        """The places of the rows that pass, in the order of arrival; their keys are known from now on."""
+        """The places of the rows that pass, in the order of arrival; remembers their keys."""
         encoded = self._encoder.encode(part)
         timely, expires = self._expiry(part, batch)
         order = encoded.order()
@@ -127,12 +142,12 @@ class DeduplicateOperator(Operator):
         stored = distinct.take(starts).stored(SEEN) if len(starts) < len(order) else distinct.stored(SEEN)
         values = changes.get_many(stored)
         until = np.full(len(stored), UNKNOWN)
-        places = found(values)
+        places = found_places(values)
         if len(places):
             until[places] = self._until([value for value in values if value is not None])
         now = None
         if self.ttl_ms is not None:
-            # By the clock a key is forgotten at the end of its time; an event at that very moment is a duplicate.
+            # By the clock, a key expires at the end of its time. By event time, a row at that very time is a duplicate.
             now = expires - self.ttl_ms + (1 if self.time_column is None else 0)
         passing, changed = _passing(order, starts, now, expires, until)
         renewed = np.flatnonzero(changed)
@@ -145,7 +160,7 @@ class DeduplicateOperator(Operator):
     def _expiry(
         self, part: pa.RecordBatch, batch: BatchInfo
     ) -> tuple[npt.NDArray[np.bool_] | None, npt.NDArray[np.int64]]:
-        """Which rows are not late (None: all), and until when a key is remembered for each row."""
+        """Which rows are not late (None: all), and the time until which each row's key would be remembered."""
         if self.ttl_ms is None:
             return None, np.full(part.num_rows, NEVER)
         if self.time_column is None:
@@ -161,9 +176,9 @@ class DeduplicateOperator(Operator):
     def _forget(self, keys: list[bytes], now: int, changes: ChangeSet) -> None:
         keys = sorted(set(keys))
         values = changes.get_many(keys)
-        places = found(values)
+        places = found_places(values)
         if len(places):
-            # A key that was forgotten and came again has a later time than the index knew of.
+            # A key that expired and came again has a later time than the one that the index returned it for.
             until = self._until([value for value in values if value is not None])
             over = [keys[at] for at in places[until <= now].tolist()]
             changes.put_many(over, [None] * len(over))
@@ -183,11 +198,11 @@ def _passing(
     expires: npt.NDArray[np.int64],
     until: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """The rows that pass, in the order of arrival, and which keys they renew; `until` is brought up to date.
+    """The rows that pass, in the order of arrival, and the keys that they renew; updates `until`.
 
-    `order` are the rows, those of a key next to each other from `starts` on. A row passes if its time, `now`, is after
-    that until which its key is remembered; None where keys are remembered for ever. Rows of a key that are far apart
-    in time may pass one after the other, each in a turn of the loop.
+    `order` has the rows, sorted by key, and `starts` the places in it at which keys begin. A row passes if its time in
+    `now` is after the time in `until` of its key. `now` is None if keys are remembered for ever. Several rows of a key
+    may pass if they are far apart in time; each turn of the loop finds one of them.
     """
     key = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
     open_rows = until[key] == UNKNOWN if now is None else now[order] > until[key]

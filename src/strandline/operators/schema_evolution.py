@@ -12,7 +12,7 @@ from pyspark.sql.types import StructField
 from strandline.checkpoint.metadata import SubtaskState
 from strandline.errors import DamagedFileError, IncompatibleCheckpointError
 from strandline.operators.base import Operator
-from strandline.operators.columns.columns import RowCodec
+from strandline.operators.columns.row_codec import RowCodec
 from strandline.state.backends.base import StateBackend
 from strandline.state.chunks import chunked
 from strandline.state.coding.codec import ValueCodec
@@ -26,7 +26,7 @@ from strandline.state.key_ranges import prefix_end
 Convert = Callable[[list[bytes]], list[bytes]]
 
 _DECLARED: Final = frozenset({"value", "list", "map", "reducing", "aggregating", "columns"})
-"""The kinds whose schema is the user's; those of the vectorised steps follow from what they compute."""
+"""The kinds of state whose schema the user declares. Vectorised operators derive their schemas themselves."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _columns_of: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
@@ -35,15 +35,15 @@ _rows_of: Final = msgspec.msgpack.Decoder(list[list[msgspec.Raw]]).decode
 
 @dataclass(frozen=True, slots=True)
 class Widened:
-    """A state whose rows gained nullable columns."""
+    """A state that has more columns than in the checkpoint; the new columns are nullable."""
 
     before: StateDescriptor
     now: StateDescriptor
     places: tuple[int, ...]
-    """Where the columns that it had are among those it has now."""
+    """The places of the old columns among the new ones."""
 
     def conversion(self) -> Convert:
-        """Makes stored values of the old columns into values of the new ones, which are null."""
+        """A function that converts stored values from the old columns to the new ones; added columns are null."""
         old, new = parse_schema(self.before.schema), parse_schema(self.now.schema)
         if self.now.kind == "columns":
             narrow, wide = (RowCodec(struct, f"state {self.now.name!r}") for struct in (old, new))
@@ -68,7 +68,7 @@ class Widened:
 
 @dataclass(frozen=True, slots=True)
 class StateChanges:
-    """What has to be done to the restored state of an operator, so that it is as the operator declares it."""
+    """The changes that make the restored state of an operator match the states that the operator declares."""
 
     dropped: tuple[StateDescriptor, ...] = ()
     widened: tuple[Widened, ...] = ()
@@ -77,9 +77,9 @@ class StateChanges:
         return bool(self.dropped or self.widened)
 
     def apply(self, backend: StateBackend, key_groups: range) -> None:
-        """Delete the entries of dropped states, and write those of wider ones in their new columns.
+        """Delete the entries of dropped states, and rewrite the entries of widened states with their new columns.
 
-        To be done once: to all that was written under the old declarations, and to nothing that came later.
+        Call it once, when all entries of the old declarations are in `backend` and no entry of the new ones is.
         """
         for state in self.dropped:
             for name in (state.name, TIMES) if state.kind == "timers" else (state.name,):
@@ -94,8 +94,8 @@ class StateChanges:
                         backend.apply(keys, convert(values))
                     except (msgspec.DecodeError, ValueError) as error:
                         raise DamagedFileError(
-                            f"state {one.now.name!r}: a stored value is not of the columns that the checkpoint says it "
-                            f"has: {error}. Restore from another checkpoint."
+                            f"state {one.now.name!r}: a stored value does not have the columns that the checkpoint "
+                            f"declares: {error}. Restore from another checkpoint."
                         ) from error
 
 
@@ -105,11 +105,11 @@ def state_changes(
     now: Iterable[StateDescriptor],
     may_drop: Callable[[str], bool],
 ) -> StateChanges:
-    """How the states of a checkpoint, as its metadata describes them, become those that the operator declares.
+    """The changes from the states of a checkpoint, as its metadata describes them, to those that the operator declares.
 
-    A new state begins empty. One that is gone is dropped if `may_drop`. A state that user code declares may gain
-    nullable columns, and live for another time; otherwise a state keeps its kind and schema for life. Raises
-    `IncompatibleCheckpointError` where that is not so.
+    A new state begins empty. A state that the operator does not declare is dropped if `may_drop`. A state that user
+    code declares may get more nullable columns, and another time-to-live. Raises `IncompatibleCheckpointError` for any
+    other change.
     """
     declared = {state.name: state for state in now}
     dropped: list[StateDescriptor] = []
@@ -121,8 +121,8 @@ def state_changes(
             if not may_drop(known.name):
                 raise IncompatibleCheckpointError(
                     f"operator {operator}: the checkpoint has the state {known.name!r} ({_described(known)}), which "
-                    "the job does not declare. If it was renamed, give it the name it had; to go on without it, start "
-                    "with allow_non_restored_state=True: then its entries are deleted."
+                    "the job does not declare. If you renamed the state, give it its old name. To delete its entries "
+                    "and go on without it, start with allow_non_restored_state=True."
                 )
             dropped.append(known)
         elif state != known:
@@ -135,9 +135,9 @@ def state_changes(
 
 
 def _places(before: StateDescriptor, now: StateDescriptor) -> tuple[int, ...] | None:
-    """Where the columns that a state had are now; None if more has changed than that there are nullable ones besides.
+    """The places of a state's old columns among the new ones; None if anything changed but added nullable columns.
 
-    How long a value lives is not part of what is stored, only whether it ends.
+    The length of a time-to-live may change, because it is not stored. Whether a state has one must not change.
     """
     if now.kind not in _DECLARED or (before.kind, before.key_schema) != (now.kind, now.key_schema):
         return None
@@ -157,20 +157,20 @@ def _places(before: StateDescriptor, now: StateDescriptor) -> tuple[int, ...] | 
 
 
 def _same(one: StructField, other: StructField) -> bool:
-    """Whether two columns are the same to stored values; comments and the like are not."""
+    """Whether two columns store values in the same way; comments and other metadata do not matter."""
     return (one.name, one.dataType, one.nullable) == (other.name, other.dataType, other.nullable)
 
 
 def _refused(operator: str, before: StateDescriptor, now: StateDescriptor) -> IncompatibleCheckpointError:
     if now.kind in _DECLARED:
         remedy = (
-            "All that may change is that there are nullable columns besides, and how long a value lives. Declare it as "
-            "it was, or give the new state another name."
+            "A state may get more nullable columns and a longer or shorter time-to-live, nothing else. Declare it as "
+            "before, or give the new state another name."
         )
     elif now.kind == "aggregate":
-        remedy = "Use the aggregates that it had, or start a new job."
+        remedy = "Use the same aggregates as before, or start a new job."
     else:
-        remedy = "Build the step as it was, or give it another uid."
+        remedy = "Define the step as before, or give it another uid."
     return IncompatibleCheckpointError(
         f"operator {operator}: the checkpoint has the state {now.name!r} as {_described(before)}, the job declares "
         f"{_described(now)}. {remedy}"
@@ -178,16 +178,16 @@ def _refused(operator: str, before: StateDescriptor, now: StateDescriptor) -> In
 
 
 def _ranges(key_groups: range, state: str) -> Iterable[tuple[bytes, bytes]]:
-    """Where the entries of a state lie, in the order of key groups."""
+    """The key ranges of a state, one for each key group."""
     for group in key_groups:
         prefix = state_prefix(group, state)
         end = prefix_end(prefix)
-        assert end is not None  # a name is followed by a zero
+        assert end is not None  # the prefix ends with a zero byte, so there is a next prefix
         yield prefix, end
 
 
 def _described(state: StateDescriptor) -> str:
-    """A descriptor as a user would say it: its kind, and its columns rather than their JSON."""
+    """A descriptor in words for errors: its kind and its columns."""
     parts = [f"{state.kind} state"]
     for label, schema in (("keys", state.key_schema), ("columns", state.schema)):
         if schema is not None:
@@ -214,9 +214,9 @@ def _type(type_: Any) -> str:
 def check_states(
     operator: Operator, declared: Iterable[StateDescriptor], durable: SubtaskState | None, allow_non_restored: bool
 ) -> StateChanges:
-    """What has to be done to a restored state so that it is as the operator declares it now.
+    """The changes that make a restored state match what the operator declares now.
 
-    Raises `IncompatibleCheckpointError` where that cannot be; see `state_changes`.
+    Raises `IncompatibleCheckpointError` if they cannot match; see `state_changes`.
     """
     deleted = operator.deleted_states
     before = durable.states if durable is not None else ()

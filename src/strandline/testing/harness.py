@@ -18,9 +18,13 @@ from pyspark.sql.types import StructType
 from strandline.config.option import parse_duration
 from strandline.errors import StrandlineError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, SideRows, SubtaskInfo, TimeMode
-from strandline.operators.columns.rows import RowWriter, arrow_schema, column_reader, iterate_rows, row_factory
-from strandline.operators.process.keyed_process import KeyedProcessor, ProcessOperator
-from strandline.operators.spark.processor import SparkProcessorOperator, SparkRows
+from strandline.operators.columns.row_reader import column_reader, iterate_rows, row_factory
+from strandline.operators.columns.row_writer import RowWriter
+from strandline.operators.columns.schemas import arrow_schema
+from strandline.operators.process.keyed_processor import KeyedProcessor
+from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
+from strandline.operators.process.process_operator import ProcessOperator
+from strandline.operators.spark.spark_operator import SparkProcessorOperator, SparkRows
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
@@ -68,6 +72,7 @@ class ProcessorHarness:
         initial_schema: str | StructType | None = None,
         time_zone: str = "UTC",
         sweep_budget: SweepBudget = DEFAULT_SWEEP,
+        limits: ProcessLimits = DEFAULT_LIMITS,
     ) -> None:
         keys = [key] if isinstance(key, str) else key
         schemas = parse_schema(input_schema), parse_schema(output_schema)
@@ -84,6 +89,7 @@ class ProcessorHarness:
                 late=late,
                 side_outputs=side_outputs,
                 sweep_budget=sweep_budget,
+                limits=limits,
             )
         else:
             self.operator = SparkProcessorOperator(
@@ -97,6 +103,7 @@ class ProcessorHarness:
                 event_time=event_time,
                 initial_schema=None if initial_schema is None else parse_schema(initial_schema),
                 time_zone=time_zone,
+                limits=limits,
             )
         self.processing_time_ms = 0
         self.watermark_ms: int | None = None

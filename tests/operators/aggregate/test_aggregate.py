@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strandline.errors import JobDefinitionError, SchemaError
-from strandline.operators.aggregate import grouping
-from strandline.operators.aggregate import operator as agg
-from strandline.operators.aggregate.operator import AggregateOperator
-from strandline.operators.base import Operator
+from strandline.operators.aggregate import functions as agg
+from strandline.operators.aggregate.aggregate_operator import AggregateOperator
+from strandline.operators.aggregate.limits import DEFAULT_LIMITS, GroupingLimits
+from strandline.operators.base import Operator, SubtaskInfo
 from strandline.state.coding.ddl import parse_schema
 
 Make = Callable[[Operator], Any]
@@ -104,28 +104,25 @@ def test_running_values_follow_a_plain_model(slot: Make, data: st.DataObject) ->
     if value_type not in ("string", "binary", "boolean", "date", "timestamp"):
         functions += ["sum"] if value_type.startswith("decimal") else ["sum", "avg"]
     aggregates = {f"a_{name}": getattr(agg, name)("x") for name in functions}
-    mini = slot(AggregateOperator("a", names, schema, {"n": agg.count(), **aggregates}))
+    small = data.draw(st.booleans(), "small limits")
+    limits = GroupingLimits(gather_rows=2, held_groups=3, slice_rows=2) if small else DEFAULT_LIMITS
+    mini = slot(AggregateOperator("a", names, schema, {"n": agg.count(), **aggregates}, limits))
     keys = st.tuples(*(st.none() | KEY_TYPES[name] for name in key_types))
     row = st.tuples(keys, st.none() | VALUE_TYPES[value_type]).map(lambda drawn: (*drawn[0], drawn[1]))
     model: dict[Any, list[Any]] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        if data.draw(st.booleans(), "small limits"):
-            patch.setattr(grouping, "GATHER_ROWS", 2)
-            patch.setattr(grouping, "FOLD_GROUPS", 3)
-            patch.setattr(grouping, "SLICE_ROWS", 2)
-        for _ in range(data.draw(st.integers(1, 3))):
-            rows = data.draw(st.lists(row, max_size=15))
-            now = {key: list(values) for key, values in model.items()}
-            for *key, value in rows:
-                now.setdefault(same(key), []).append(value)
-            commit = data.draw(st.booleans())
-            made = mini.run(rows, data.draw(st.lists(st.integers(0, 15))), commit)
-            assert Counter(same(out[: len(names)]) for out in made) == Counter({same(key) for *key, _ in rows})
-            for out in made:
-                values = now[same(out[: len(names)])]
-                want = [len(values), *(expected_of(name, values) for name in functions)]
-                assert all(map(alike, out[len(names) :], want)), (out, want)
-            model = now if commit else model
+    for _ in range(data.draw(st.integers(1, 3))):
+        rows = data.draw(st.lists(row, max_size=15))
+        now = {key: list(values) for key, values in model.items()}
+        for *key, value in rows:
+            now.setdefault(same(key), []).append(value)
+        commit = data.draw(st.booleans())
+        made = mini.run(rows, data.draw(st.lists(st.integers(0, 15))), commit)
+        assert Counter(same(out[: len(names)]) for out in made) == Counter({same(key) for *key, _ in rows})
+        for out in made:
+            values = now[same(out[: len(names)])]
+            want = [len(values), *(expected_of(name, values) for name in functions)]
+            assert all(map(alike, out[len(names) :], want)), (out, want)
+        model = now if commit else model
 
 
 def test_result_types_are_sparks() -> None:
@@ -165,10 +162,10 @@ INPUT = parse_schema("user string, x long, d decimal(38,0), f double")
         ({"n": agg.avg("user")}, "avg of column 'user' of type string"),
         ({"n": agg.avg("d")}, r"avg of column 'd' of type decimal\(38,0\).*cast the column to double"),
         ({"n": agg.sum("usr")}, "no column 'usr'; did you mean 'user'"),
-        ({"n": agg.min("zzz")}, "no column 'zzz'; there are user, x, d, f"),
+        ({"n": agg.min("zzz")}, "no column 'zzz'; the columns are user, x, d, f"),
         ({"user": agg.count()}, r"'user' is a key column; give count\(\) another name"),
-        ({}, "no aggregate given"),
-        ({"n": "count"}, "is no aggregate"),
+        ({}, "there is no aggregate; give at least one"),
+        ({"n": "count"}, "is not an aggregate"),
         ({"n": agg.Aggregate("sum")}, "needs a column"),
     ],
 )
@@ -185,20 +182,20 @@ def test_min_of_a_nested_column_and_unknown_keys_are_refused() -> None:
         AggregateOperator("t", ["usr"], INPUT, {"n": agg.count()})
 
 
+@pytest.mark.parametrize("limits", [DEFAULT_LIMITS, GroupingLimits(gather_rows=1)])
 @pytest.mark.parametrize("cuts", [(), (1, 2)])
-def test_a_long_sum_that_overflows_is_an_error_and_never_a_wrong_number(slot: Make, cuts: Any) -> None:
+def test_a_long_sum_that_overflows_is_an_error_and_never_a_wrong_number(
+    slot: Make, cuts: Any, limits: GroupingLimits
+) -> None:
     big = 2**63 - 1
-    operator = AggregateOperator("totals", ["user"], INPUT, {"s": agg.sum("x")})
-    mini = slot(operator)
+    mini = slot(AggregateOperator("totals", ["user"], INPUT, {"s": agg.sum("x")}))
     # Beyond the range on the way, within it at the end.
     assert mini.run([("a", big, None, None), ("a", 5, None, None), ("a", -6, None, None)], cuts) == [("a", big - 1)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "GATHER_ROWS", 1)
-        for rows in ([("b", 1, None, None), ("a", 2, None, None)], [("b", big, None, None), ("b", 1, None, None)]):
-            with pytest.raises(
-                SchemaError, match=r"operator 'totals', subtask 3, key \('[ab]',\): sum\('x'\) no longer"
-            ):
-                mini.run(rows, cuts)
+    mini.operator = AggregateOperator("totals", ["user"], INPUT, {"s": agg.sum("x")}, limits)
+    mini.operator.open(SubtaskInfo("job", "totals", 3, 4, 128))
+    for rows in ([("b", 1, None, None), ("a", 2, None, None)], [("b", big, None, None), ("b", 1, None, None)]):
+        with pytest.raises(SchemaError, match=r"operator 'totals', subtask 3, key \('[ab]',\): sum\('x'\) no longer"):
+            mini.run(rows, cuts)
     assert mini.run([("a", 1, None, None)]) == [("a", big)]
 
 
@@ -211,10 +208,9 @@ def test_a_decimal_sum_that_overflows_is_an_error(slot: Make) -> None:
             mini.run(rows)
 
 
-def test_a_batch_that_folds_often_still_emits_each_key_once(slot: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "GATHER_ROWS", 10)
-    monkeypatch.setattr(grouping, "FOLD_GROUPS", 15)
-    mini = slot(AggregateOperator("a", ["user"], INPUT, {"n": agg.count(), "s": agg.sum("x")}))
+def test_a_batch_that_folds_often_still_emits_each_key_once(slot: Make) -> None:
+    limits = GroupingLimits(gather_rows=10, held_groups=15)
+    mini = slot(AggregateOperator("a", ["user"], INPUT, {"n": agg.count(), "s": agg.sum("x")}, limits))
     rows = [(f"u{at % 37}", at, None, None) for at in range(500)]
     made = mini.run(rows, cuts=range(0, 500, 7))
     assert sorted(made) == sorted(

@@ -16,9 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strandline.errors import JobDefinitionError, SchemaError, UserCodeError
-from strandline.operators.aggregate import grouping, hyperloglog
-from strandline.operators.aggregate import operator as agg
-from strandline.operators.aggregate.operator import AggregateOperator, ArrowAggregate
+from strandline.operators.aggregate import functions as agg
+from strandline.operators.aggregate.aggregate_operator import AggregateOperator
+from strandline.operators.aggregate.arrow_aggregate import ArrowAggregate
+from strandline.operators.aggregate.limits import DEFAULT_LIMITS, GroupingLimits
 from strandline.operators.base import Operator
 from strandline.state.coding.ddl import parse_schema
 from tests.operators.windows.window_slot import at
@@ -68,31 +69,26 @@ def test_values_and_lists_follow_the_order_of_arrival(slot: Make, data: st.DataO
         "all": agg.collect_list("x"),
         "different": agg.approx_count_distinct("x"),
     }
-    mini = slot(AggregateOperator("a", ["k"], parse_schema(f"k long, x {kind}"), aggregates))
+    limits = GroupingLimits(gather_rows=2, held_groups=3, slice_rows=2, sketch_bytes=4) if small else DEFAULT_LIMITS
+    mini = slot(AggregateOperator("a", ["k"], parse_schema(f"k long, x {kind}"), aggregates, limits))
     row = st.tuples(st.integers(0, 3), st.none() | VALUES[kind])
     model: dict[int, list[Any]] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        if small:
-            patch.setattr(grouping, "GATHER_ROWS", 2)
-            patch.setattr(grouping, "FOLD_GROUPS", 3)
-            patch.setattr(grouping, "SLICE_ROWS", 2)
-            patch.setattr(hyperloglog, "_CHUNK_ENTRIES", 4)
-        for _ in range(data.draw(st.integers(1, 3))):
-            rows = data.draw(st.lists(row, max_size=12))
-            now = {key: list(values) for key, values in model.items()}
-            for key, value in rows:
-                now.setdefault(key, []).append(value)
-            commit = data.draw(st.booleans())
-            made = mini.run(rows, data.draw(st.lists(st.integers(0, 12), max_size=3)), commit)
-            assert sorted(out[0] for out in made) == sorted({key for key, _ in rows})
-            for key, first, known_first, last, known_last, every, different in made:
-                values = now[key]
-                known = [value for value in values if value is not None]
-                assert (first, last) == (values[0], values[-1])
-                assert (known_first, known_last) == ((known[0], known[-1]) if known else (None, None))
-                assert every == known
-                assert abs(different - len(set(known))) <= 1
-            model = now if commit else model
+    for _ in range(data.draw(st.integers(1, 3))):
+        rows = data.draw(st.lists(row, max_size=12))
+        now = {key: list(values) for key, values in model.items()}
+        for key, value in rows:
+            now.setdefault(key, []).append(value)
+        commit = data.draw(st.booleans())
+        made = mini.run(rows, data.draw(st.lists(st.integers(0, 12), max_size=3)), commit)
+        assert sorted(out[0] for out in made) == sorted({key for key, _ in rows})
+        for key, first, known_first, last, known_last, every, different in made:
+            values = now[key]
+            known = [value for value in values if value is not None]
+            assert (first, last) == (values[0], values[-1])
+            assert (known_first, known_last) == ((known[0], known[-1]) if known else (None, None))
+            assert every == known
+            assert abs(different - len(set(known))) <= 1
+        model = now if commit else model
 
 
 def test_result_types_are_sparks() -> None:
@@ -179,10 +175,10 @@ def test_a_users_mistake_is_told(slot: Make, code: ArrowAggregate, error: type[E
         (agg.approx_count_distinct("a"), "approx_count_distinct of column 'a'"),
         (agg.last("xx"), "no column 'xx'; did you mean 'x'"),
         (Vwap()(), r"Vwap\(\)\(\) needs a column"),
-        (Vwap()("x", "group_id"), "may be called 'group_id'"),
+        (Vwap()("x", "group_id"), "must not be called 'group_id'; rename it"),
         (broken(state_schema=pa.schema([("l", pa.list_(pa.int64()))]))("x"), "cannot be stored"),
         (broken(result_type="doubel")("x"), "Broken: .*doubel"),
-        (broken(state_schema=pa.schema([("group_id", pa.int64())]))("x"), "may be called 'group_id'"),
+        (broken(state_schema=pa.schema([("group_id", pa.int64())]))("x"), "must not be called 'group_id'; rename it"),
     ],
 )
 def test_a_wrong_aggregate_is_refused_when_the_job_is_built(aggregate: Any, told: str) -> None:

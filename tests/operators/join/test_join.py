@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -17,10 +18,9 @@ from hypothesis import strategies as st
 
 from strandline.errors import JobDefinitionError
 from strandline.operators.base import Operator
-from strandline.operators.join import operator as join
-from strandline.operators.join import state as join_state
-from strandline.operators.join.operator import JoinOperator
-from strandline.operators.timed import expiry
+from strandline.operators.join.join_operator import JoinOperator
+from strandline.operators.join.limits import DEFAULT_LIMITS, JoinLimits
+from strandline.operators.join.matching import matching
 from strandline.state.backends.factory import open_backend
 from strandline.state.coding.ddl import parse_schema
 from tests.operators.clocked import ClockedSlot
@@ -41,9 +41,14 @@ def slot(tmp_path: Path) -> Make:
     return lambda operator: ClockedSlot(operator, tmp_path)
 
 
-def joined(how: Any = "inner", lower: int | None = None, upper: int | None = None) -> JoinOperator:
+SMALL = JoinLimits(largest_slice=4, smallest_slice=1, slice_bytes=100, output_rows=3, chunk_bytes=60, read_keys=2)
+
+
+def joined(
+    how: Any = "inner", lower: int | None = None, upper: int | None = None, limits: JoinLimits = DEFAULT_LIMITS
+) -> JoinOperator:
     left_time, right_time = (None, None) if lower is None else ("lt", "rt")
-    return JoinOperator("j", ["k", "j"], ["k", "i"], LEFTS, RIGHTS, how, left_time, right_time, lower, upper)
+    return JoinOperator("j", ["k", "j"], ["k", "i"], LEFTS, RIGHTS, how, left_time, right_time, lower, upper, limits)
 
 
 def tagged(operator: JoinOperator, lefts: list[dict[str, Any]], rights: list[dict[str, Any]]) -> list[Row]:
@@ -115,7 +120,12 @@ def test_what_comes_out_follows_a_plain_model(slot: Make, data: st.DataObject) -
     how = data.draw(st.sampled_from(["inner", "left", "right", "full"])) if timed else "inner"
     lower = data.draw(st.integers(-30, 20)) if timed else None
     upper = None if lower is None else lower + data.draw(st.integers(0, 9) | st.integers(10, 60))
-    mini = slot(joined(how, lower, upper))
+    limits = DEFAULT_LIMITS
+    if data.draw(st.booleans(), "small limits"):
+        limits = SMALL
+    if data.draw(st.booleans(), "small buckets"):
+        limits = replace(limits, least_bucket_us=7000)
+    mini = slot(joined(how, lower, upper, limits))
     model, watermark, number = Model(how, lower, upper), None, 0
     keys = st.sampled_from([("a", 0)] * 6 + [("b", 0), ("a", 1), (None, 0), ("a", None)])
 
@@ -132,38 +142,27 @@ def test_what_comes_out_follows_a_plain_model(slot: Make, data: st.DataObject) -
             rows.append(row)
         return rows
 
-    with pytest.MonkeyPatch.context() as patch:
-        if data.draw(st.booleans(), "small limits"):
-            patch.setattr(join, "_LARGEST_SLICE", 4)
-            patch.setattr(join, "_SMALLEST_SLICE", 1)
-            patch.setattr(join, "_SLICE_BYTES", 100)
-            patch.setattr(join, "_OUTPUT_ROWS", 3)
-            patch.setattr(join_state, "_CHUNK_BYTES", 60)
-            patch.setattr(expiry, "_READ_ENTRIES", 2)
-        if data.draw(st.booleans(), "small buckets"):
-            patch.setattr(join, "_LEAST_BUCKET_US", 7000)
+    for _ in range(data.draw(st.integers(1, 6))):
+        step = data.draw(st.none() | st.integers(0, 30))
+        later = watermark if step is None else (watermark or 0) + step
+        last = (later or 0) + 40
+        lefts, rights = side(last, n="j", us="lt", id="x"), side(last, n="i", us="rt", id="y")
+        rows = data.draw(st.permutations(tagged(mini.operator, lefts, rights)))  # type: ignore[arg-type]
+        commit = data.draw(st.integers(0, 3), "commit") > 0
+        tried = model if commit else pickle.loads(pickle.dumps(model))
+        expected, late = tried.batch(lefts, rights, mini.late, later)
+        made = mini.at(rows, later, commit=commit, cuts=data.draw(st.lists(st.integers(0, 20), max_size=3)))
+        assert Counter(made) == Counter(expected)
+        assert mini.operator.late_rows == late
+        if how != "inner" and later is not None and mini.operator.next_timer_ms is not None:
+            assert mini.operator.next_timer_ms > later
+        assert bool(tried.waiting) <= (mini.operator.next_timer_ms is not None)
+        watermark = later if commit else watermark
+        if data.draw(st.booleans(), "restart"):
             mini.reopen()
-        for _ in range(data.draw(st.integers(1, 6))):
-            step = data.draw(st.none() | st.integers(0, 30))
-            later = watermark if step is None else (watermark or 0) + step
-            last = (later or 0) + 40
-            lefts, rights = side(last, n="j", us="lt", id="x"), side(last, n="i", us="rt", id="y")
-            rows = data.draw(st.permutations(tagged(mini.operator, lefts, rights)))  # type: ignore[arg-type]
-            commit = data.draw(st.integers(0, 3), "commit") > 0
-            tried = model if commit else pickle.loads(pickle.dumps(model))
-            expected, late = tried.batch(lefts, rights, mini.late, later)
-            made = mini.at(rows, later, commit=commit, cuts=data.draw(st.lists(st.integers(0, 20), max_size=3)))
-            assert Counter(made) == Counter(expected)
-            assert mini.operator.late_rows == late
-            if how != "inner" and later is not None and mini.operator.next_timer_ms is not None:
-                assert mini.operator.next_timer_ms > later
-            assert bool(tried.waiting) <= (mini.operator.next_timer_ms is not None)
-            watermark = later if commit else watermark
-            if data.draw(st.booleans(), "restart"):
-                mini.reopen()
-        if timed:
-            mini.at([], (watermark or 0) + 100_000)
-            assert mini.entries() == 0
+    if timed:
+        mini.at([], (watermark or 0) + 100_000)
+        assert mini.entries() == 0
 
 
 @pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
@@ -172,27 +171,24 @@ def test_larger_batches_follow_the_model_too(
     slot: Make, tmp_path: Path, how: str, lower: int, upper: int, on_disk: bool
 ) -> None:
     chance = Random(f"{how} {lower}")
-    mini = slot(joined(how, lower, upper))
+    mini = slot(joined(how, lower, upper, JoinLimits(least_bucket_us=7000)))
     if on_disk:
         mini.backend, mini.memory = open_backend("rocksdb", tmp_path / "db"), 4000
     model = Model(how, lower, upper)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(join, "_LEAST_BUCKET_US", 7000)
-        mini.reopen()
-        for batch in range(1, 9):
-            sides: list[list[dict[str, Any]]] = []
-            for n_name, time_name, id_name in (("j", "lt", "x"), ("i", "rt", "y")):
-                rows = []
-                for _ in range(40):
-                    n, us = chance.randrange(8), 1000 * chance.randrange(20 * batch - 30, 20 * batch + 40)
-                    number: Any = chance.randrange(10**9)
-                    named = {n_name: n, time_name: at(us), id_name: number if id_name == "x" else str(number)}
-                    rows.append({"k": "a", "n": n, "us": us} | named)
-                sides.append(rows)
-            lefts, rights = sides
-            expected, late = model.batch(lefts, rights, mini.late, 20 * batch)
-            assert Counter(mini.at(tagged(mini.operator, lefts, rights), 20 * batch)) == Counter(expected)  # type: ignore[arg-type]
-            assert mini.operator.late_rows == late
+    for batch in range(1, 9):
+        sides: list[list[dict[str, Any]]] = []
+        for n_name, time_name, id_name in (("j", "lt", "x"), ("i", "rt", "y")):
+            rows = []
+            for _ in range(40):
+                n, us = chance.randrange(8), 1000 * chance.randrange(20 * batch - 30, 20 * batch + 40)
+                number: Any = chance.randrange(10**9)
+                named = {n_name: n, time_name: at(us), id_name: number if id_name == "x" else str(number)}
+                rows.append({"k": "a", "n": n, "us": us} | named)
+            sides.append(rows)
+        lefts, rights = sides
+        expected, late = model.batch(lefts, rights, mini.late, 20 * batch)
+        assert Counter(mini.at(tagged(mini.operator, lefts, rights), 20 * batch)) == Counter(expected)  # type: ignore[arg-type]
+        assert mini.operator.late_rows == late
     assert late > 0
     mini.backend.close()
 
@@ -213,9 +209,7 @@ def test_ranges_of_time_are_found_however_far_apart(queries: Any, targets: Any) 
         if key == other and low <= time <= low + span
     }
     for largest in (1 << 62, 0):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(join_state, "_LARGEST_PLACE", largest)
-            found = join_state.matching(ask[:, 0], ask[:, 1], ask[:, 1] + ask[:, 2], have[:, 0], have[:, 1])
+        found = matching(ask[:, 0], ask[:, 1], ask[:, 1] + ask[:, 2], have[:, 0], have[:, 1], largest)
         pairs = [found.pairs(start, start + 2) for start in range(0, len(found), 2)]
         assert sorted((int(q), int(t)) for qs, ts in pairs for q, t in zip(qs, ts, strict=True)) == sorted(expected)
         assert np.flatnonzero(found.queries()).tolist() == sorted({q for q, _ in expected})
@@ -226,9 +220,8 @@ def row_of(number: int, key: str = "a", us: int = 0) -> dict[str, Any]:
     return {"k": key, "j": 1, "i": 1, "lt": at(us), "rt": at(us), "x": number, "y": str(number)}
 
 
-def test_a_hot_key_is_not_rewritten_as_a_whole(slot: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join_state, "_CHUNK_BYTES", 2000)
-    mini = slot(joined())
+def test_a_hot_key_is_not_rewritten_as_a_whole(slot: Make) -> None:
+    mini = slot(joined(limits=JoinLimits(chunk_bytes=2000)))
     operator: Any = mini.operator
     assert mini.at(tagged(operator, [row_of(0)], [])) == []
     for batch in range(20):
@@ -303,13 +296,16 @@ def test_the_input_is_described_for_the_planner() -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"how": "outer"}, "how='outer'; it must be inner, left, right or full"),
+        ({"how": "outer"}, "how='outer' is not valid; use inner, left, right or full"),
         ({"how": "left"}, "a left join needs the time columns of both sides"),
         ({"left_time": "lt"}, "time columns of both sides, or of none"),
         ({"lower_ms": 0, "upper_ms": 1}, "bounds in time need the time columns"),
-        ({"left_time": "lt", "right_time": "rt"}, "needs its lower and upper bound"),
+        ({"left_time": "lt", "right_time": "rt"}, "needs a lower and an upper bound; give both"),
         ({"left_time": "lt", "right_time": "rt", "lower_ms": 5, "upper_ms": 1}, "lower bound 5 ms is above the upper"),
-        ({"left_time": "x", "right_time": "rt", "lower_ms": 0, "upper_ms": 1}, "'x' is of type bigint; cast it"),
+        (
+            {"left_time": "x", "right_time": "rt", "lower_ms": 0, "upper_ms": 1},
+            "'x' is of type bigint, not a timestamp; convert it first",
+        ),
         ({"right_keys": ["kk", "i"]}, "no column 'kk'; did you mean 'k'"),
         ({"right_keys": ["k"]}, "2 key columns on the left and 1 on the right"),
         ({"left_keys": ["k", "k"]}, "given twice"),

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from strandline.errors import JobDefinitionError, SchemaError, StrandlineError, UserCodeError
 from strandline.operators.base import Operator
-from strandline.operators.process import arrow_process
-from strandline.operators.process.arrow_process import ArrowContext, ArrowProcessOperator, ArrowProcessor
+from strandline.operators.process.arrow_context import ArrowContext
+from strandline.operators.process.arrow_operator import ArrowLimits, ArrowProcessOperator
+from strandline.operators.process.arrow_processor import ArrowProcessor
 from strandline.state.coding.ddl import parse_schema
 from tests.operators.clocked import ClockedSlot
 
@@ -70,39 +71,40 @@ class Totals(ArrowProcessor):
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_state_and_output_follow_a_plain_model(slot: Make, data: st.DataObject) -> None:
-    mini = slot(ArrowProcessOperator("p", Totals(), ["k", "j"], INPUT, OUTPUT))
+    limits = DEFAULT
+    if data.draw(st.booleans(), "small chunks"):
+        limits = ArrowLimits(chunk_rows=data.draw(st.integers(1, 4)), output_rows=2)
+    mini = slot(ArrowProcessOperator("p", Totals(), ["k", "j"], INPUT, OUTPUT, limits))
     keys = st.tuples(st.none() | st.sampled_from(["a", "b", ""]), st.none() | st.integers(0, 1))
     model: dict[Any, int] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        if data.draw(st.booleans(), "small chunks"):
-            patch.setattr(arrow_process, "_CHUNK_ROWS", data.draw(st.integers(1, 4)))
-            patch.setattr(arrow_process, "_OUTPUT_ROWS", 2)
-        for _ in range(data.draw(st.integers(1, 5))):
-            rows = sorted(data.draw(st.lists(keys, max_size=20)), key=str)
-            counts = {key: model.get(key, 0) + n for key, n in Counter(rows).items()}
-            left = {key: n for key, n in counts.items() if n % 5}
-            expected = [(*key, left.get(key), str(left[key]) if key in left else None) for key in counts]
-            commit = data.draw(st.booleans())
-            mini.operator.processor.seen = set()  # type: ignore[attr-defined]
-            made = mini.at([(*key, 1) for key in rows], commit=commit, cuts=data.draw(st.lists(st.integers(0, 20))))
-            assert made == expected
-            if commit:
-                model = {key: n for key, n in model.items() if key not in counts} | left
-            if data.draw(st.booleans(), "restart"):
-                mini.reopen()
+    for _ in range(data.draw(st.integers(1, 5))):
+        rows = sorted(data.draw(st.lists(keys, max_size=20)), key=str)
+        counts = {key: model.get(key, 0) + n for key, n in Counter(rows).items()}
+        left = {key: n for key, n in counts.items() if n % 5}
+        expected = [(*key, left.get(key), str(left[key]) if key in left else None) for key in counts]
+        commit = data.draw(st.booleans())
+        mini.operator.processor.seen = set()  # type: ignore[attr-defined]
+        made = mini.at([(*key, 1) for key in rows], commit=commit, cuts=data.draw(st.lists(st.integers(0, 20))))
+        assert made == expected
+        if commit:
+            model = {key: n for key, n in model.items() if key not in counts} | left
+        if data.draw(st.booleans(), "restart"):
+            mini.reopen()
 
 
-def running(function: Any, slot: Make, schema: str = "k string, n long") -> ClockedSlot:
-    return slot(ArrowProcessOperator("p", function, ["k"], INPUT, parse_schema(schema)))
+DEFAULT = ArrowLimits()
+
+
+def running(function: Any, slot: Make, schema: str = "k string, n long", limits: ArrowLimits = DEFAULT) -> ClockedSlot:
+    return slot(ArrowProcessOperator("p", function, ["k"], INPUT, parse_schema(schema), limits))
 
 
 def counted(table: pa.Table, context: ArrowContext) -> pa.Table:
     return table.group_by("k", use_threads=False).aggregate([([], "count_all")]).rename_columns(["k", "n"])
 
 
-def test_a_function_is_enough_and_a_long_key_comes_in_one_piece(slot: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow_process, "_CHUNK_ROWS", 10)
-    mini = running(counted, slot)
+def test_a_function_is_enough_and_a_long_key_comes_in_one_piece(slot: Make) -> None:
+    mini = running(counted, slot, limits=ArrowLimits(chunk_rows=10))
     rows = [("a", 1, 1)] * 3 + [("b", 1, 1)] * 95 + [("c", 1, 1)]
     assert mini.at(rows, cuts=range(0, 99, 4)) == [("a", 3), ("b", 95), ("c", 1)]
     assert mini.at([]) == []
@@ -176,12 +178,12 @@ class _Misuses(ArrowProcessor):
 @pytest.mark.parametrize(
     ("how", "kind", "told"),
     [
-        ("early", StrandlineError, "use them in process"),
+        ("early", StrandlineError, "use state and keys in process"),
         ("twice", JobDefinitionError, "declares the state 'total' twice"),
         ("open", UserCodeError, r"open\(\) failed(.|\n)*ValueError: not today"),
         ("late", StrandlineError, "declare every state there"),
-        ("foreign", SchemaError, r"key \('zz',\) is not among the rows in hand"),
-        ("keyless", SchemaError, "keys have no column 'k'"),
+        ("foreign", SchemaError, r"key \('zz',\) has no rows in this call"),
+        ("keyless", SchemaError, "the table of keys has no column 'k'"),
         ("count", SchemaError, "state 'total' of operator 'step': 3 values for 1 keys"),
         ("null", SchemaError, "state 'total' of operator 'step': column 'n' has 1 nulls"),
         ("column", SchemaError, "unexpected column 'm'"),
@@ -208,7 +210,7 @@ def test_a_failed_batch_leaves_nothing_behind_and_the_operator_usable(slot: Make
 @pytest.mark.parametrize(
     ("processor", "keys", "told"),
     [
-        (Totals, ["k"], r"Totals is a class; give an object of it"),
+        (Totals, ["k"], r"Totals is a class; pass an instance of it"),
         (5, ["k"], "takes an sl.ArrowProcessor or a function"),
         (counted, ["kk"], "no column 'kk'; did you mean 'k'"),
     ],

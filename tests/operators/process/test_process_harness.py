@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import Row
 
 from strandline.errors import SchemaError, StrandlineError
-from strandline.operators.process.keyed_process import KeyedProcessor
+from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.testing import ProcessorHarness
 
 

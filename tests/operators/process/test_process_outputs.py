@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.errors import JobDefinitionError, SchemaError, StrandlineError, UserCodeError
-from strandline.operators.process import output as process_output
-from strandline.operators.process.keyed_process import KeyedProcessor, ProcessOperator
+from strandline.operators.process.keyed_processor import KeyedProcessor
+from strandline.operators.process.limits import ProcessLimits
+from strandline.operators.process.process_operator import ProcessOperator
 from strandline.state.coding.ddl import parse_schema
 from strandline.testing.harness import ProcessorHarness
 
@@ -50,8 +51,7 @@ def split(**more: Any) -> ProcessorHarness:
     rows=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=30), limit=st.sampled_from([1, 3, 99])
 )
 def test_every_row_goes_to_the_output_it_was_sent_to(rows: Any, limit: int) -> None:
-    with pytest.MonkeyPatch.context() as patch, split() as h:
-        patch.setattr(process_output, "OUTPUT_ROWS", limit)
+    with split(limits=ProcessLimits(output_rows=limit)) as h:
         assert h.process(rows, commit=False) == h.process(rows)
         made = {(row.k, row.x) for row in h.side("odd")}
         assert made == {(k, x) for k, x in rows if x % 2}
@@ -79,8 +79,7 @@ def test_a_wrong_row_for_a_side_output_is_told_with_its_key_and_cannot_be_swallo
                 context.emit("odd", (*key, "x" if key == ("b",) else 1))
 
     for limit in (1, 99):
-        with pytest.MonkeyPatch.context() as patch, split(processor=Wrong()) as h:
-            patch.setattr(process_output, "OUTPUT_ROWS", limit)
+        with split(processor=Wrong(), limits=ProcessLimits(output_rows=limit)) as h:
             with pytest.raises(SchemaError, match=r"side output 'odd', key \('b',\): output column 'x'"):
                 h.process([("a", 1), ("b", 1)])
             assert h.process([("a", 1)]) == []
@@ -170,16 +169,18 @@ def test_a_late_output_may_have_some_of_the_inputs_columns() -> None:
         h.advance_watermark(10)
         h.process([("a", at(3)), ("b", at(30))])
         assert h.side("late") == [(at(3),)]
-    with pytest.raises(JobDefinitionError, match="its columns are among the input's; x bigint is not"):
+    with pytest.raises(JobDefinitionError, match="its columns must be columns of the input; x bigint is not"):
         timed("late", side_outputs={"late": "x long"})
 
 
 def test_late_rows_need_a_time_column() -> None:
     with pytest.raises(JobDefinitionError, match="late='drop' needs event_time="):
         split(late="drop")
-    with pytest.raises(JobDefinitionError, match="no column 'ts' for event_time among k, x"):
+    with pytest.raises(JobDefinitionError, match="no column 'ts'; the columns are k, x"):
         split(event_time="ts")
-    with pytest.raises(JobDefinitionError, match="event_time column 'x' is bigint, not a timestamp"):
+    with pytest.raises(
+        JobDefinitionError, match="the time column 'x' is of type bigint, not a timestamp; convert it first"
+    ):
         split(event_time="x")
 
 

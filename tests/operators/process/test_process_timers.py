@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.errors import JobDefinitionError, StrandlineError, UserCodeError
-from strandline.operators.process import key_chunks
-from strandline.operators.process import output as process_output
-from strandline.operators.process.keyed_process import KeyedProcessor
+from strandline.operators.process.keyed_processor import KeyedProcessor
+from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
 from strandline.testing.harness import ProcessorHarness
 
 SERVICES = ["heap", "rocksdb"]
@@ -54,7 +53,12 @@ def consequences(t: int) -> list[tuple[str, int]]:
     return chained
 
 
-def harness(service: str, time_mode: str = "event", processor: KeyedProcessor | None = None) -> ProcessorHarness:
+def harness(
+    service: str,
+    time_mode: str = "event",
+    processor: KeyedProcessor | None = None,
+    limits: ProcessLimits = DEFAULT_LIMITS,
+) -> ProcessorHarness:
     return ProcessorHarness(
         processor or Alarms(),
         input_schema=INPUT,
@@ -62,6 +66,7 @@ def harness(service: str, time_mode: str = "event", processor: KeyedProcessor | 
         output_schema=OUTPUT,
         time_mode=time_mode,
         timer_service=service,  # type: ignore[arg-type]
+        limits=limits,
     )
 
 
@@ -122,9 +127,7 @@ batch = st.tuples(
 )
 def test_timers_follow_a_plain_model(service: str, batches: Any, limit: int, clock: str) -> None:
     model, now = Model(), 0
-    with harness(service, clock) as h, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_chunks, "_LARGEST_CHUNK", limit)
-        patch.setattr(key_chunks, "_FIRST_CHUNK", limit)
+    with harness(service, clock, limits=ProcessLimits(first_chunk=limit, largest_chunk=limit)) as h:
         for rows, step, how in batches:
             now += step or 0
             if clock == "event":
@@ -195,9 +198,8 @@ def test_a_timer_that_sets_itself_again_is_gone_after_the_call_as_in_spark(servi
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_many_timers_fire_in_chunks_with_their_own_keys_state(service: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(process_output, "OUTPUT_ROWS", 100)
-    with harness(service) as h:
+def test_many_timers_fire_in_chunks_with_their_own_keys_state(service: str) -> None:
+    with harness(service, limits=ProcessLimits(output_rows=100)) as h:
         h.process([(f"k{at}", "set", at * 30 + 1) for at in range(3000)])
         h.restart()
         made = h.advance_watermark(10**6)
@@ -210,8 +212,8 @@ def test_a_session_that_moves_its_timer_all_the_time_keeps_the_index_small() -> 
             h.process(
                 [(f"k{key}", op, t) for key in range(50) for op, t in (("delete", at + 1000), ("set", at + 1001))]
             )
-        running: Any = h.operator._running
-        assert len(running._timers._index._heap) <= 2 * 50 + 1024
+        subtask: Any = h.operator._subtask
+        assert len(subtask._timers._index._heap) <= 2 * 50 + 1024
         assert h.next_timer_ms == 1060
 
 

@@ -19,7 +19,7 @@ from pyspark.sql.types import ArrayType, IntegerType, MapType, Row, StringType, 
 
 from strandline.errors import JobDefinitionError, SchemaError, StrandlineError, UserCodeError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, SubtaskInfo
-from strandline.operators.spark.processor import SparkProcessorOperator, SparkRows
+from strandline.operators.spark.spark_operator import SparkProcessorOperator, SparkRows
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
@@ -710,8 +710,8 @@ def test_rows_need_not_have_the_same_columns() -> None:
         ("row", nameless("x", 1), r"must be a pyspark.sql.Row with the names of its columns"),
         ("row", Row(k="x", n="many"), r"key \('a',\): output column 'n' does not fit bigint"),
         ("row", Row(k=1, n=1), r"output column 'k' does not fit string"),
-        ("pandas", Row(k="x", n=1), r"must yield pandas.DataFrame"),
-        ("pandas", pd.DataFrame({"k": ["x"]}), r"key \('a',\).*must have the columns k, n, it has k"),
+        ("pandas", Row(k="x", n=1), r"must yield a pandas.DataFrame"),
+        ("pandas", pd.DataFrame({"k": ["x"]}), r"key \('a',\).*must have the columns k, n; it has k"),
         ("pandas", pd.DataFrame([["x"]]), r"must have the columns"),
         ("pandas", pd.DataFrame({"k": ["x"], "n": ["many"]}), r"key \('a',\): output column 'n' does not fit bigint"),
     ],
@@ -777,7 +777,7 @@ class Failing(Base):
         ("handleInputRows", UserCodeError, r"key \('a',\), batch 1: handleInputRows\(\) failed\n(?s:.*)test_spark"),
         ("handleExpiredTimer", UserCodeError, r"key \('a',\), batch 1: handleExpiredTimer\(\) failed"),
         ("close", UserCodeError, r"batch 1: close\(\) failed"),
-        ("late state", StrandlineError, r"key \('a',\), batch 1: state 'more' was asked for outside of init"),
+        ("late state", StrandlineError, r"key \('a',\), batch 1: state 'more' was declared outside of init"),
         ("late delete", StrandlineError, r"outside of init"),
         ("misfit", SchemaError, r"state 'value'.*column 'value': expected int"),
         ("too long", SchemaError, r"expected 1 values"),
@@ -831,7 +831,7 @@ def test_check_finds_in_the_driver_what_init_declares() -> None:
     for mode in ("none", "EventTime"):
         with pytest.raises(JobDefinitionError, match="needs the time mode ProcessingTime"):
             checked(lambda handle: handle.getValueState("n", VALUE, 10), time_mode=mode)
-    with pytest.raises(JobDefinitionError, match="no number of milliseconds above 0"):
+    with pytest.raises(JobDefinitionError, match="not a number of milliseconds above 0"):
         checked(lambda handle: handle.getValueState("n", VALUE, -1), time_mode="processing")
     with pytest.raises(UserCodeError, match=r"init\(\) failed in the driver"):
         checked(lambda handle: 1 / 0)
@@ -842,7 +842,7 @@ def test_wrong_arguments() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"rows": "arrow"}, "rows='arrow' is not valid"),
         ({"rows": "row", "time_mode": "later"}, "time_mode='later' is not valid"),
-        ({"rows": "row", "initial_schema": parse_schema("n int")}, "initial state needs the key column 'k'"),
+        ({"rows": "row", "initial_schema": parse_schema("n int")}, "initial state must have the key column 'k'"),
         ({"rows": "row", "event_time": "ts"}, "no column 'ts'"),
     ]
     for wrong, message in cases:

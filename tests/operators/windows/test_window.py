@@ -12,16 +12,10 @@ from typing import Any
 import pytest
 
 from strandline.errors import JobDefinitionError, SchemaError
-from strandline.operators.aggregate import operator as agg
-from strandline.operators.windows import panes
-from strandline.operators.windows.operator import (
-    SessionWindow,
-    SlidingWindow,
-    WindowOperator,
-    session,
-    sliding,
-    tumbling,
-)
+from strandline.operators.aggregate import functions as agg
+from strandline.operators.windows.limits import WindowLimits
+from strandline.operators.windows.specs import SessionWindow, SlidingWindow, session, sliding, tumbling
+from strandline.operators.windows.window_operator import WindowOperator
 from strandline.state.backends.factory import open_backend
 from strandline.state.coding.ddl import parse_schema
 from tests.operators.windows.window_slot import WindowSlot, at
@@ -59,22 +53,22 @@ def test_specifications_are_read_and_checked() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"time_column": "tt"}, "no time column 'tt'; did you mean 't'"),
-        ({"time_column": "zzz"}, "no time column 'zzz'; there are k, t, x, d"),
-        ({"time_column": "x"}, "the time column 'x' is of type bigint; it must be a timestamp"),
+        ({"time_column": "tt"}, "no column 'tt'; did you mean 't'"),
+        ({"time_column": "zzz"}, "no column 'zzz'; the columns are k, t, x, d"),
+        ({"time_column": "x"}, "the time column 'x' is of type bigint, not a timestamp; convert it first"),
         ({"time_column": "d"}, "the time column 'd' is of type date"),
         ({"key_columns": ["kk"]}, "no column 'kk'; did you mean 'k'"),
         ({"aggregates": {"n": agg.sum("y")}}, "no column 'y'"),
         (
             {"aggregates": {"window_start": agg.count()}},
-            r"'window_start' is a window's own column; give count\(\) another",
+            r"'window_start' is an output column of windows; give count\(\) another",
         ),
         ({"aggregates": {"k": agg.count()}}, "'k' is a key column"),
         ({"key_columns": ["window_end"]}, "key column 'window_end'"),
         ({"key_columns": ["l"]}, "windows take keys of plain types"),
-        ({"spec": "1m"}, "'1m' is no window such as"),
-        ({"allowed_lateness_ms": -1}, "cannot be negative"),
-        ({"emit": "sometimes"}, "emit='sometimes'; it takes 'close' or 'update'"),
+        ({"spec": "1m"}, "'1m' is not a window; use one such as"),
+        ({"allowed_lateness_ms": -1}, "must not be negative"),
+        ({"emit": "sometimes"}, "emit='sometimes' is not valid; use 'close' or 'update'"),
         ({"late": ""}, "'drop' or the name of a side output"),
     ],
 )
@@ -214,10 +208,11 @@ def test_keys_come_out_of_state_as_they_went_in(spec: Any, kind: str, keys: list
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("emit", ["close", "update"])
-def test_many_keys_on_rocksdb_with_a_restart(spec: Any, emit: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(panes, "CHUNK_ENTRIES", 300)
+def test_many_keys_on_rocksdb_with_a_restart(spec: Any, emit: Any, tmp_path: Path) -> None:
+    limits = WindowLimits(chunk_entries=300)
     backend = open_backend("rocksdb", tmp_path / "db", memory=32 << 20)
-    operator = WindowOperator("w", ["k"], INPUT, spec, "t", {"n": agg.count(), "x": agg.sum("x")}, 7, emit)
+    aggregates = {"n": agg.count(), "x": agg.sum("x")}
+    operator = WindowOperator("w", ["k"], INPUT, spec, "t", aggregates, 7, emit, limits=limits)
     slot, plain = (
         WindowSlot(operator, tmp_path, backend),
         WindowSlot(operator.__class__(*operator.__reduce__()[1]), tmp_path),

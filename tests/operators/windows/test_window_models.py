@@ -9,14 +9,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strandline.operators.aggregate import grouping
-from strandline.operators.aggregate import operator as agg
-from strandline.operators.windows import panes, sessions
-from strandline.operators.windows.operator import SessionWindow, SlidingWindow, WindowOperator
+from strandline.operators.aggregate import functions as agg
+from strandline.operators.aggregate.limits import GroupingLimits
+from strandline.operators.windows.limits import DEFAULT_WINDOW_LIMITS, WindowLimits
+from strandline.operators.windows.specs import SessionWindow, SlidingWindow
+from strandline.operators.windows.window_operator import WindowOperator
 from strandline.state.coding.ddl import parse_schema
 from tests.operators.windows.window_slot import WindowSlot, at
 
@@ -212,13 +212,7 @@ def follow(model: Any, operator: WindowOperator, data: st.DataObject, spill: Pat
             slot.reopen()
 
 
-def small_limits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(grouping, "GATHER_ROWS", 3)
-    patch.setattr(grouping, "FOLD_GROUPS", 3)
-    for module in (grouping, panes, sessions):
-        patch.setattr(module, "SLICE_ROWS", 2)
-    patch.setattr(panes, "CHUNK_ENTRIES", 4)
-    patch.setattr(sessions, "_TIMES_PER_GAP", 2)
+SMALL = WindowLimits(GroupingLimits(gather_rows=3, held_groups=3, slice_rows=2), chunk_entries=4, looks_per_gap=2)
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -235,8 +229,6 @@ def test_windows_follow_a_plain_model(
     model: Any = (
         SessionModel(spec, lateness, emit) if isinstance(spec, SessionWindow) else PaneModel(spec, lateness, emit)
     )
-    with pytest.MonkeyPatch.context() as patch:
-        if small:
-            small_limits(patch)
-        operator = WindowOperator("w", ["a", "b"], INPUT, spec, "t", AGGREGATES, lateness, emit, "late")
-        follow(model, operator, data, tmp_path)
+    limits = SMALL if small else DEFAULT_WINDOW_LIMITS
+    operator = WindowOperator("w", ["a", "b"], INPUT, spec, "t", AGGREGATES, lateness, emit, "late", limits)
+    follow(model, operator, data, tmp_path)

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, SideRows, SubtaskInfo
-from strandline.operators.columns.rows import arrow_schema
-from strandline.operators.windows.operator import WindowOperator
+from strandline.operators.columns.schemas import arrow_schema
+from strandline.operators.windows.window_operator import WindowOperator
 from strandline.state.backends.base import StateBackend
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.batch.changes import ChangeSet

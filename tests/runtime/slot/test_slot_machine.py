@@ -29,10 +29,12 @@ from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.metadata import CheckpointMetadata, SourcePosition, all_files, keyed_files
 from strandline.checkpoint.restore import plan_restore
 from strandline.errors import SegmentsLostError, StaleAttemptError, StrandlineError, UserCodeError
-from strandline.operators.aggregate.operator import AggregateOperator, count
-from strandline.operators.aggregate.operator import sum as sum_of
+from strandline.operators.aggregate.aggregate_operator import AggregateOperator
+from strandline.operators.aggregate.functions import count
+from strandline.operators.aggregate.functions import sum as sum_of
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo
-from strandline.operators.process.keyed_process import KeyedProcessor, ProcessOperator
+from strandline.operators.process.keyed_processor import KeyedProcessor
+from strandline.operators.process.process_operator import ProcessOperator
 from strandline.runtime.driver.opening import pickle_operator
 from strandline.runtime.protocol.folders import slot_folder
 from strandline.runtime.protocol.messages import (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strandline.errors import SchemaError, StrandlineError
-from strandline.operators.process.keyed_process import KeyedProcessor
+from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.coding.ddl import parse_schema
 from strandline.state.descriptors import StateDescriptor

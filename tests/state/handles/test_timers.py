@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, SubtaskInfo
-from strandline.operators.process.keyed_process import KeyedProcessor, ProcessOperator
+from strandline.operators.process.keyed_processor import KeyedProcessor
+from strandline.operators.process.process_operator import ProcessOperator
 from strandline.state.backends.base import StateBackend
 from strandline.state.backends.factory import open_backend
 from strandline.state.batch.changes import ChangeSet

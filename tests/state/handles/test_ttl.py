@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.errors import JobDefinitionError
-from strandline.operators.process.keyed_process import KeyedProcessor
+from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.state.handles.ttl import DEFAULT_SWEEP, SweepBudget, parse_ttl
 from strandline.testing.harness import ProcessorHarness
 

@@ -1,4 +1,4 @@
 """Running aggregates per key, computed on Arrow columns.
 
-`job`, `operators/windows` and the runtime import it.
+`job` and `operators/windows` import it; it imports `operators/columns` and `state`.
 """

@@ -1,4 +1,4 @@
-"""Accumulators: the columns in which a running aggregate is computed, merged and stored."""
+"""Accumulators: the columns in which an aggregate is computed, merged and stored."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from strandline.state.coding.keys import canonical_column, float_bits_in_order
 
 _LONG_LIMIT: Final = 1 << 63
 _WIDE_DECIMAL: Final = 28
-"""Up to this precision the sum of any batch fits 38 digits; beyond it sums are made in 256 bits."""
+"""Up to this precision the sum of a batch fits in 38 digits. Beyond it, sums are computed in 256 bits."""
 
 
 class OverflowInSumError(Exception):
-    """A sum left its type; `row` is where."""
+    """A sum no longer fits its type, in row `row`."""
 
     def __init__(self, row: int) -> None:
         super().__init__(row)
@@ -29,7 +29,7 @@ class OverflowInSumError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Which rows of some columns belong together: group i has the rows `order[edges[i]:edges[i + 1]]`, at least one."""
+    """Groups of rows: group i has the rows `order[edges[i]:edges[i + 1]]`, at least one."""
 
     order: npt.NDArray[np.int64]
     edges: npt.NDArray[np.int64]
@@ -39,50 +39,50 @@ class Groups:
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        """How many rows each group has."""
+        """The number of rows of each group."""
         return np.diff(self.edges)
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
-        """The group of every row, in the sequence of `order`."""
+        """The group of each row of `order`."""
         return np.repeat(np.arange(len(self)), self.counts)
 
 
 class Accumulator(ABC):
-    """The stored columns of an aggregate, `fields`, made of the input columns `columns`. It works on whole columns."""
+    """Computes the stored columns of an aggregate, `fields`, from the input columns, `columns`, for many keys."""
 
     def __init__(self, name: str, columns: Sequence[str], fields: Sequence[pa.Field]) -> None:
         self.name = name
         self.columns = tuple(columns)
         self.fields = list(fields)
-        # What a table of partial results calls them: no user's column begins like this.
+        # The names of the fields in a table of partial results. No column of a user begins with this prefix.
         self.labels = [f"__sl_{field.name}" for field in fields]
 
     @abstractmethod
     def combined(self, old: list[Any], new: list[Any], known: npt.NDArray[np.bool_]) -> list[Any]:
-        """The stored columns and the batch's as one; a row of `old` is all null where it is not `known`.
+        """The stored columns, merged with those of the batch. Where not `known`, a row of `old` is null in all columns.
 
         Raises `OverflowInSumError`.
         """
 
 
 class GroupAccumulator(Accumulator):
-    """An accumulator that is handed the rows group by group, for what Arrow has no function for."""
+    """An accumulator that computes groups itself, where Arrow has no aggregate function for it."""
 
     @abstractmethod
     def partial(self, inputs: list[Any], groups: Groups) -> list[Any]:
-        """The stored columns for groups of input rows: a row for each group."""
+        """The stored columns for groups of input rows, one row per group."""
 
     @abstractmethod
     def merge(self, states: list[Any], groups: Groups) -> list[Any]:
-        """The stored columns for groups of partial results: a row for each group."""
+        """The stored columns for groups of partial results, one row per group."""
 
     @abstractmethod
     def shown(self, states: list[Any]) -> Any:
-        """The result column of stored columns."""
+        """The result column that follows from the stored columns."""
 
     def combined(self, old: list[Any], new: list[Any], known: npt.NDArray[np.bool_]) -> list[Any]:
-        """Each pair is a group of partial results."""
+        """Merge each pair of old and new as a group of partial results."""
         count = len(known)
         pairs = np.arange(2 * count).reshape(2, count).T
         keep = np.column_stack((known, np.ones(count, np.bool_)))
@@ -92,10 +92,10 @@ class GroupAccumulator(Accumulator):
 
 
 class ArrowAccumulator(Accumulator):
-    """One stored column, by one of Arrow's own functions for groups.
+    """An accumulator of one stored column, computed with Arrow's aggregate functions.
 
-    A batch's rows go through `prepare` and the Arrow function `partial` per key; partial results are merged with
-    `merge`; `combine` lays the result over the stored value of each key, null standing for "no value yet".
+    `prepare` and the Arrow function `partial` turn the rows of a batch into partial results per key. The Arrow function
+    `merge` merges partial results. `combine` merges the result with the stored value; null means "no value yet".
     """
 
     partial: ClassVar[str]
@@ -108,47 +108,47 @@ class ArrowAccumulator(Accumulator):
         super().__init__(name, () if column is None else (column,), [pa.field(name, self.type)])
 
     def prepare(self, column: Any) -> Any:
-        """The input column as `partial` takes it."""
+        """The input column in the form that `partial` takes."""
         return column
 
     def prepare_merge(self, column: Any) -> Any:
-        """A column of partial results as `merge` takes it."""
+        """A column of partial results in the form that `merge` takes."""
         return column
 
-    def settle(self, column: Any) -> Any:
-        """The outcome of `partial` or `merge` in the stored type; raises `OverflowInSumError`."""
+    def to_stored(self, column: Any) -> Any:
+        """The result of `partial` or `merge`, cast to the stored type; raises `OverflowInSumError`."""
         return column.cast(self.type)
 
     def combined(self, old: list[Any], new: list[Any], known: npt.NDArray[np.bool_]) -> list[Any]:
-        """Row by row; nulls say what is not known."""
+        """Combine old and new row by row."""
         return [self.combine(old[0], new[0])]
 
     @abstractmethod
     def combine(self, old: Any, new: Any) -> Any:
-        """The stored column and the batch's column as one; raises `OverflowInSumError`."""
+        """The stored column, merged with the batch's column; raises `OverflowInSumError`."""
 
 
 class CountRows(ArrowAccumulator):
-    """How many rows there were, or how many with a value."""
+    """The number of rows, or of rows with a value."""
 
     partial = "count"
     merge = "sum"
     type = pa.int64()
 
     def combine(self, old: Any, new: Any) -> Any:
-        """Their sum."""
+        """The sum of both."""
         return _either(pc.add(old, new), old, new)
 
 
 class SumLong(ArrowAccumulator):
-    """The sum of integers in 64 bits; as in Spark's ANSI mode an overflow is an error, never a wrong number."""
+    """The sum of integers in 64 bits. As in Spark's ANSI mode, an overflow is an error."""
 
     partial = "sum"
     merge = "sum"
     type = pa.int64()
 
     def prepare(self, column: Any) -> Any:
-        """As it is where no sum can overflow, as decimals otherwise: Arrow's sum of integers wraps silently."""
+        """The column itself if no sum can overflow, otherwise decimals: Arrow's sum of integers wraps silently."""
         edges = pc.min_max(column).as_py()
         largest = max(abs(edges["min"] or 0), abs(edges["max"] or 0))
         if largest * len(column) < _LONG_LIMIT:
@@ -156,15 +156,15 @@ class SumLong(ArrowAccumulator):
         return column.cast(pa.decimal128(19, 0))
 
     def prepare_merge(self, column: Any) -> Any:
-        """Partial sums are summed with the same care."""
+        """Partial sums can overflow, too."""
         return self.prepare(column)
 
-    def settle(self, column: Any) -> Any:
+    def to_stored(self, column: Any) -> Any:
         """Back to 64 bits."""
         return _checked_cast(column, self.type)
 
     def combine(self, old: Any, new: Any) -> Any:
-        """Their sum."""
+        """The sum of both."""
         try:
             return _either(pc.add_checked(old, new), old, new)
         except pa.ArrowInvalid:
@@ -174,23 +174,23 @@ class SumLong(ArrowAccumulator):
 
 
 class SumDouble(ArrowAccumulator):
-    """The sum of floats, or of the numbers of an average, in 64-bit floats."""
+    """The sum of floats, or of the numbers of an average, as a double."""
 
     partial = "sum"
     merge = "sum"
     type = pa.float64()
 
     def prepare(self, column: Any) -> Any:
-        """Any number as a double, as Spark's average does; large integers may round."""
+        """The numbers as doubles, as in Spark's average; large integers may be rounded."""
         return column.cast(pa.float64(), safe=False)
 
     def combine(self, old: Any, new: Any) -> Any:
-        """Their sum."""
+        """The sum of both."""
         return _either(pc.add(old, new), old, new)
 
 
 class SumDecimal(ArrowAccumulator):
-    """The sum of decimals, ten digits wider than its input, as in Spark."""
+    """The sum of decimals, with ten digits more than its input, as in Spark."""
 
     partial = "sum"
     merge = "sum"
@@ -200,32 +200,32 @@ class SumDecimal(ArrowAccumulator):
         self._scale = scale
 
     def prepare(self, column: Any) -> Any:
-        """In 256 bits where 128 may not be enough."""
+        """The column with 256 bits, if 128 bits may be too few."""
         return column if column.type.precision <= _WIDE_DECIMAL else column.cast(pa.decimal256(60, self._scale))
 
     def prepare_merge(self, column: Any) -> Any:
-        """Partial sums are summed with the same care."""
+        """Partial sums can overflow, too."""
         return self.prepare(column)
 
-    def settle(self, column: Any) -> Any:
+    def to_stored(self, column: Any) -> Any:
         """Back to the stored precision."""
         return _checked_cast(column, self.type)
 
     def combine(self, old: Any, new: Any) -> Any:
-        """Their sum."""
+        """The sum of both."""
         wide = pa.decimal256(60, self._scale)
         return _either(_checked_cast(pc.add(old.cast(wide), new.cast(wide)), self.type), old, new)
 
 
 class Extreme(ArrowAccumulator):
-    """The least or the greatest value, kept in a type that Arrow can compare: numbers for times and floats."""
+    """The least or the greatest value, stored in a type that Arrow compares in Spark's order."""
 
     def __init__(self, name: str, column: str, kind: pa.DataType) -> None:
         super().__init__(name, column, _comparable(kind))
         self._shown = kind
 
     def prepare(self, column: Any) -> Any:
-        """The comparable form: a NaN is greater than all numbers, as in Spark."""
+        """The column in the stored type. As in Spark, NaN is greater than all numbers."""
         if pa.types.is_floating(self._shown):
             return _float_order(canonical_column(column).view(self.type))
         if pa.types.is_boolean(self._shown):
@@ -233,7 +233,7 @@ class Extreme(ArrowAccumulator):
         return column if column.type == self.type else column.view(self.type)
 
     def shown(self, column: Any) -> Any:
-        """The stored column in the type that the user sees."""
+        """The stored column in the type of the input."""
         if pa.types.is_floating(self._shown):
             return _float_order(column).view(self._shown)
         if pa.types.is_boolean(self._shown):

@@ -1,4 +1,4 @@
-"""Aggregates of the user's own: Arrow columns in, Arrow columns out, many keys at a time."""
+"""`ArrowAggregate`: the base class of a user-defined aggregate on Arrow columns, and the accumulator that runs it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pyarrow as pa
 
 from strandline.errors import SchemaError, StrandlineError, UserCodeError
 from strandline.operators.aggregate.accumulators import GroupAccumulator, Groups
-from strandline.operators.process.keyed_process import user_traceback
+from strandline.operators.user_code import user_traceback
 
 
 class ArrowAggregate(ABC):
-    """Base class of a user-defined aggregate. It is called with whole columns of many keys, never key by key.
+    """Base class of a user-defined aggregate. It is called with the columns of many keys, never key by key.
 
-    Every table has a column `group_id` (int64): rows with one number belong together, and one row of the result must
-    be made for each number that occurs. So Arrow's own `table.group_by("group_id").aggregate(...)` does most of it::
+    Every table has a column `group_id` (int64). Rows with the same number belong to one group, and the result must have
+    one row for each number. Arrow's own `table.group_by("group_id").aggregate(...)` does most of the work::
 
         class Vwap(sl.ArrowAggregate):
             state_schema = pa.schema([("amount", pa.float64()), ("volume", pa.float64())])
@@ -38,30 +38,33 @@ class ArrowAggregate(ABC):
 
         stream.key_by("symbol").aggregate(vwap=Vwap()("price", "size"))
 
-    Results must not depend on how rows were spread over partial results. Errors are raised as `UserCodeError`, tables
-    of another shape as `SchemaError`.
+    Results must not depend on how rows are spread over partial results. If a method raises, the job fails with
+    `UserCodeError`; if it returns a table of another shape, with `SchemaError`.
     """
 
     state_schema: ClassVar[pa.Schema]
-    """The columns to be stored for each key: numbers, times, booleans, strings or binary."""
+    """The columns that are stored for each key: numbers, times, booleans, strings or binary."""
     result_type: ClassVar[str]
-    """The type of the result, as Spark writes it: `double`, `array<string>`."""
+    """The type of the result in Spark's notation: `double`, `array<string>`."""
 
     @abstractmethod
     def partial(self, rows: pa.Table) -> pa.Table:
-        """The states of some rows: `group_id` and the columns of `state_schema`, one row for each group."""
+        """The states of input rows: `group_id` and the columns of `state_schema`, one row per group."""
 
     @abstractmethod
     def merge(self, states: pa.Table) -> pa.Table:
-        """Several states of a group as one, in the order in which they were made; columns as `partial` returns them."""
+        """The states of each group, merged into one row per group; columns as `partial` returns them.
+
+        The states of a group come in the order in which they were made.
+        """
 
     @abstractmethod
     def result(self, states: pa.Table) -> Any:
-        """The result column for states, a value for each row."""
+        """The result column, one value for each row of `states`."""
 
     def __call__(self, *columns: str) -> Any:
-        """This aggregate over some columns, as `aggregate` takes it."""
-        from strandline.operators.aggregate.aggregates import Aggregate
+        """This aggregate over some columns, to be passed to `aggregate()`."""
+        from strandline.operators.aggregate.functions import Aggregate
 
         return Aggregate("user", columns[0] if columns else None, columns[1:], code=self)
 
@@ -70,7 +73,7 @@ GROUP_ID = "group_id"
 
 
 class UserAccumulator(GroupAccumulator):
-    """Runs an `ArrowAggregate` and checks what it returns."""
+    """The accumulator that runs an `ArrowAggregate`, and checks what it returns."""
 
     def __init__(self, name: str, code: ArrowAggregate, columns: tuple[str, ...], result: pa.DataType) -> None:
         super().__init__(name, columns, [field.with_name(f"{name}:{field.name}") for field in code.state_schema])
@@ -79,15 +82,15 @@ class UserAccumulator(GroupAccumulator):
         self._where = f"aggregate {name!r} ({type(code).__name__})"
 
     def partial(self, inputs: list[Any], groups: Groups) -> list[Any]:
-        """One call of the user's `partial` for all groups."""
+        """Call the user's `partial` once, for all groups."""
         return self._called(self._code.partial, list(self.columns), inputs, groups)
 
     def merge(self, states: list[Any], groups: Groups) -> list[Any]:
-        """One call of the user's `merge` for all groups."""
+        """Call the user's `merge` once, for all groups."""
         return self._called(self._code.merge, self._code.state_schema.names, states, groups)
 
     def shown(self, states: list[Any]) -> Any:
-        """One call of the user's `result` for all rows."""
+        """Call the user's `result` once, for all rows."""
         table = pa.table(dict(zip(self._code.state_schema.names, states, strict=True)))
         made = self._guarded(self._code.result, table)
         made = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made

@@ -1,4 +1,4 @@
-"""Accumulators of single values and lists: the first, the last and all values of a column."""
+"""Accumulators that keep values: the first, the last or all values of a column."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from strandline.operators.aggregate.accumulators import GroupAccumulator, Groups
 from strandline.operators.columns.binary import binary_content, binary_spans
 
 ARRIVAL_COLUMNS: Final = ("__sl_arrival_batch", "__sl_arrival_row")
-"""Number the rows in the order of their arrival: by the batch, and by their place in it."""
-_NEVER: Final = {False: np.iinfo(np.int64).max, True: np.iinfo(np.int64).min}
+"""Two columns that number the rows in the order of arrival: the batch id, and the place in the batch."""
+_NO_ARRIVAL: Final = {False: np.iinfo(np.int64).max, True: np.iinfo(np.int64).min}
 
 
 class OneByArrival(GroupAccumulator):
     """The value of the row that arrived first, or last.
 
-    When it arrived is stored with it: what is merged later need not have arrived later, as with the panes of a
-    sliding window.
+    The arrival is stored with the value, because values are not merged in the order of arrival: the panes of a sliding
+    window are merged in the order of event time.
     """
 
     def __init__(self, name: str, column: str, kind: pa.DataType, last: bool, ignore_nulls: bool) -> None:
@@ -30,21 +30,21 @@ class OneByArrival(GroupAccumulator):
         self._ignore_nulls = ignore_nulls
 
     def partial(self, inputs: list[Any], groups: Groups) -> list[Any]:
-        """The value of the earliest or latest row, of those with a value if nulls are ignored."""
+        """The value of the earliest or latest row of each group; rows with a null do not count if nulls are ignored."""
         column = inputs[0]
         batches, rows = (part.to_numpy(zero_copy_only=False) for part in inputs[1:])
         if self._ignore_nulls and column.null_count:
             missing = column.is_null().to_numpy(zero_copy_only=False)
-            batches = np.where(missing, _NEVER[self._last], batches)
+            batches = np.where(missing, _NO_ARRIVAL[self._last], batches)
         return self._picked(column, batches, rows, groups)
 
     def merge(self, states: list[Any], groups: Groups) -> list[Any]:
-        """The earliest or latest of several."""
+        """The earliest or latest of the values of each group."""
         batches, rows = (part.fill_null(0).to_numpy(zero_copy_only=False) for part in states[1:])
         return self._picked(states[0], batches, rows, groups)
 
     def shown(self, states: list[Any]) -> Any:
-        """The values."""
+        """The values, without their arrival."""
         return states[0]
 
     def _picked(
@@ -54,7 +54,7 @@ class OneByArrival(GroupAccumulator):
         in_order = batches[groups.order]
         batch = extreme.reduceat(in_order, groups.edges[:-1])
         of_batch = in_order == np.repeat(batch, groups.counts)
-        in_order = np.where(of_batch, rows[groups.order], _NEVER[self._last])
+        in_order = np.where(of_batch, rows[groups.order], _NO_ARRIVAL[self._last])
         row = extreme.reduceat(in_order, groups.edges[:-1])
         hits = np.flatnonzero(of_batch & (in_order == np.repeat(row, groups.counts)))
         ids = groups.ids[hits]
@@ -63,7 +63,7 @@ class OneByArrival(GroupAccumulator):
 
 
 class ListOfFixed(GroupAccumulator):
-    """All values of a column of fixed width, as their bytes one after the other; nulls are left out."""
+    """All values of a column of fixed width except nulls, stored as their bytes."""
 
     def __init__(self, name: str, column: str, kind: pa.DataType) -> None:
         super().__init__(name, (column,), [pa.field(name, pa.binary())])
@@ -71,17 +71,17 @@ class ListOfFixed(GroupAccumulator):
         self._held = pa.uint8() if pa.types.is_boolean(kind) else kind
 
     def partial(self, inputs: list[Any], groups: Groups) -> list[Any]:
-        """The values in the order of the groups' rows."""
+        """The list of each group, in the order of its rows."""
         values, edges = _present(inputs[0], groups)
         values = values.cast(self._held) if values.type != self._held else values
         return [binary_spans(values.buffers()[1], edges * (self._held.bit_width // 8))]
 
     def merge(self, states: list[Any], groups: Groups) -> list[Any]:
-        """One list after the other."""
+        """The lists of each group, joined."""
         return [_joined(states[0], groups)]
 
     def shown(self, states: list[Any]) -> Any:
-        """The bytes read as lists of values."""
+        """The lists of values."""
         offsets, data = binary_content(states[0])
         edges = offsets // (self._held.bit_width // 8)
         values = pa.Array.from_buffers(self._held, int(edges[-1]), [None, data])
@@ -89,25 +89,25 @@ class ListOfFixed(GroupAccumulator):
 
 
 class ListOfText(GroupAccumulator):
-    """All values of a string or binary column: their lengths in one stored column, their bytes in another."""
+    """All values of a string or binary column except nulls; their bytes and their lengths are two stored columns."""
 
     def __init__(self, name: str, column: str, kind: pa.DataType) -> None:
         super().__init__(name, (column,), [pa.field(name, pa.binary()), pa.field(f"{name}:lengths", pa.binary())])
         self._kind = kind
 
     def partial(self, inputs: list[Any], groups: Groups) -> list[Any]:
-        """The values in the order of the groups' rows."""
+        """The list of each group, in the order of its rows."""
         values, edges = _present(inputs[0], groups)
         offsets, data = binary_content(values)
         lengths = np.diff(offsets).astype("<u4")
         return [binary_spans(data, offsets[edges]), binary_spans(pa.py_buffer(lengths), edges * 4)]
 
     def merge(self, states: list[Any], groups: Groups) -> list[Any]:
-        """One list after the other."""
+        """The lists of each group, joined."""
         return [_joined(state, groups) for state in states]
 
     def shown(self, states: list[Any]) -> Any:
-        """The bytes cut at the lengths."""
+        """The lists of values."""
         _, data = binary_content(states[0])
         offsets, lengths = binary_content(states[1])
         ends = np.cumsum(np.frombuffer(lengths, "<u4", int(offsets[-1]) // 4), dtype=np.int64)
@@ -117,7 +117,7 @@ class ListOfText(GroupAccumulator):
 
 
 def _present(column: Any, groups: Groups) -> tuple[Any, npt.NDArray[np.int64]]:
-    """The values that are not null in the order of `groups`, and where each group's begin and end."""
+    """The values that are not null, in the order of `groups`, and the edges of the groups among them."""
     if not column.null_count:
         return column.take(pa.array(groups.order)), groups.edges
     valid = column.is_valid().to_numpy(zero_copy_only=False)[groups.order]

@@ -1,4 +1,7 @@
-"""HyperLogLog: about how many different values a column has, in at most 4 kB for each key."""
+"""HyperLogLog: estimates the number of distinct values of a column, in at most 4 kB per key.
+
+Design note 011 compares it with the `datasketches` package.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +13,34 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from strandline.operators.aggregate.accumulators import GroupAccumulator, Groups
+from strandline.operators.aggregate.limits import DEFAULT_LIMITS
 from strandline.operators.columns.binary import binary_content, binary_spans
 from strandline.state.coding.keys import canonical_column
 
 _BITS: Final = 12
 _REGISTERS: Final = 1 << _BITS
-"""4096 registers: a standard error of 1.04 / sqrt(4096), which is 1.6 %."""
+"""With 4096 registers the standard error is 1.04 / sqrt(4096), which is 1.6 %."""
 _RANKS: Final = 64 - _BITS + 2
 _ENTRY: Final = 3
 _DENSE_ENTRIES: Final = _REGISTERS // _ENTRY
-"""A sketch with more registers in use than this is stored as all registers, a byte each."""
-_CHUNK_ENTRIES: Final = 1 << 21
+"""A sketch with more used registers than this is stored densely, with one byte for each register."""
 _ALPHA: Final = 0.5 / np.log(2)
 
 U64 = npt.NDArray[np.uint64]
 
 
 class ApproxDistinct(GroupAccumulator):
-    """A sketch per key. A small one is a list of (register, rank) of 3 bytes each, a large one all 4096 ranks.
+    """One sketch per key. A small sketch is a list of (register, rank), 3 bytes each; a large one has all 4096 ranks.
 
-    The length tells which: 4096 is no multiple of 3.
+    The length tells which, because 4096 is not a multiple of 3. Sketches of up to `chunk_bytes` are unpacked at a time.
     """
 
-    def __init__(self, name: str, column: str) -> None:
+    def __init__(self, name: str, column: str, chunk_bytes: int = DEFAULT_LIMITS.sketch_bytes) -> None:
         super().__init__(name, (column,), [pa.field(name, pa.binary())])
+        self._chunk_bytes = chunk_bytes
 
     def partial(self, inputs: list[Any], groups: Groups) -> list[Any]:
-        """The sketches of the rows' values; nulls do not count."""
+        """The sketches of the values of each group; nulls do not count."""
         column = inputs[0]
         hashes = hash_column(column)[groups.order]
         ids = groups.ids
@@ -47,9 +51,9 @@ class ApproxDistinct(GroupAccumulator):
         return [_sketches(len(groups), ids, registers, _ranks(hashes))]
 
     def merge(self, states: list[Any], groups: Groups) -> list[Any]:
-        """The greater rank of each register."""
+        """The sketches of each group, merged: each register keeps its greatest rank."""
         made = []
-        for part in _chunks(states[0], groups):
+        for part in _chunks(states[0], groups, self._chunk_bytes):
             ids, registers, ranks = _entries(states[0].take(pa.array(part.order)))
             made.append(_sketches(len(part), part.ids[ids], registers, ranks))
         return [pa.concat_arrays(made)]
@@ -58,12 +62,12 @@ class ApproxDistinct(GroupAccumulator):
         """The estimates."""
         column = states[0]
         alone = Groups(np.arange(len(column)), np.arange(len(column) + 1))
-        made = [_estimates(column.take(pa.array(part.order))) for part in _chunks(column, alone)]
+        made = [_estimates(column.take(pa.array(part.order))) for part in _chunks(column, alone, self._chunk_bytes)]
         return pa.array(np.concatenate(made) if made else [], pa.int64())
 
 
 def hash_column(column: Any) -> U64:
-    """A 64-bit hash of every value; equal values as Spark sees them (0.0 and -0.0, all NaN) have equal hashes."""
+    """A 64-bit hash of every value. Values that Spark treats as equal (0.0 and -0.0, all NaN) have equal hashes."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return _hash_bytes(column)
@@ -81,7 +85,7 @@ def hash_column(column: Any) -> U64:
 
 
 def _hash_bytes(column: Any) -> U64:
-    """A polynomial over the bytes, each replaced by a random number of its own, then mixed."""
+    """A hash of each string: each byte value stands for a random number, and the hash is a polynomial over them."""
     offsets, data = binary_content(column)
     lengths = np.diff(offsets)
     sums = np.zeros(len(lengths), np.uint64)
@@ -106,15 +110,15 @@ _BYTE_VALUES: Final = _mixed(np.arange(1, 257, dtype=np.uint64))
 
 
 def _ranks(hashes: U64) -> npt.NDArray[np.int64]:
-    """One more than the zeros that lead the hash after its register number."""
+    """The rank of each hash: the number of leading zeros after the register number, plus one."""
     rest = hashes & np.uint64((1 << (64 - _BITS)) - 1)
-    # 52 bits are exact in a double, whose exponent is the place of the highest one.
+    # A double holds 52 bits exactly, and its exponent is the place of the highest bit.
     _, exponents = np.frexp(rest.astype(np.float64))
     return (64 - _BITS + 1 - exponents).astype(np.int64)
 
 
 def _sketches(count: int, ids: npt.NDArray[Any], registers: npt.NDArray[Any], ranks: npt.NDArray[Any]) -> Any:
-    """The stored form of `count` sketches with these registers set, the greatest rank winning."""
+    """The stored form of `count` sketches with these registers; the greatest rank of a register counts."""
     order = np.argsort((ids * _REGISTERS + registers) * 64 + ranks)
     places = (ids * _REGISTERS + registers)[order]
     last = np.flatnonzero(np.concatenate((places[1:] != places[:-1], [True]))) if len(places) else places
@@ -136,7 +140,7 @@ def _sketches(count: int, ids: npt.NDArray[Any], registers: npt.NDArray[Any], ra
 
 
 def _entries(column: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Row, register and rank of all registers in use of stored sketches."""
+    """Row, register and rank of all used registers of stored sketches."""
     offsets, content = binary_content(column)
     data = np.frombuffer(content, np.uint8)
     sizes = np.diff(offsets)
@@ -149,14 +153,14 @@ def _entries(column: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64],
     return np.concatenate((rows[full], rows[heads])), registers, ranks
 
 
-def _chunks(column: Any, groups: Groups) -> Iterator[Groups]:
-    """The groups in parts whose sketches together are not too large to be unpacked at once."""
+def _chunks(column: Any, groups: Groups, most_bytes: int) -> Iterator[Groups]:
+    """Parts of the groups; the sketches of a part have up to `most_bytes`, unless a single group has more."""
     offsets, _ = binary_content(column)
     sizes = np.cumsum(np.diff(offsets)[groups.order])
     start = 0
     while start < len(groups):
         before = sizes[groups.edges[start] - 1] if groups.edges[start] else 0
-        fits = int(np.searchsorted(sizes[groups.edges[start + 1 :] - 1], before + _CHUNK_ENTRIES, "right"))
+        fits = int(np.searchsorted(sizes[groups.edges[start + 1 :] - 1], before + most_bytes, "right"))
         stop = start + max(1, fits)
         edges = groups.edges[start : stop + 1]
         yield Groups(groups.order[edges[0] : edges[-1]], edges - edges[0])
@@ -164,7 +168,7 @@ def _chunks(column: Any, groups: Groups) -> Iterator[Groups]:
 
 
 def _estimates(column: Any) -> npt.NDArray[np.int64]:
-    """Ertl's improved estimator (arXiv 1702.01284, algorithm 6): unbiased over the whole range without tables."""
+    """Ertl's improved estimator (arXiv 1702.01284, algorithm 6), which is unbiased over the whole range."""
     ids, _, ranks = _entries(column)
     counts = np.bincount(ids * _RANKS + ranks, minlength=len(column) * _RANKS).reshape(-1, _RANKS)
     top = _RANKS - 1

@@ -1,4 +1,4 @@
-"""Arrow columns for operators: gathered, checked, as rows, as bytes, as keys.
+"""Arrow columns for operators: gathering, checks, event times, nulls, keys, and conversion to rows and to bytes.
 
-Only other operators and the runtime's relay of rows import it.
+Operators, the side outputs in `runtime/protocol` and `testing` import it; it imports `state` and `errors` only.
 """

@@ -1,4 +1,4 @@
-"""Binary columns as what they are: bytes, and where each value begins and ends."""
+"""Binary columns as offsets and bytes, for numpy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def binary_content(column: Any) -> tuple[Int64s, Any]:
-    """Where the bytes of a binary or string column begin and end, from 0 on, and the bytes."""
+    """The offsets of a binary or string column, beginning with 0, and its bytes."""
     wide = column.cast(pa.binary()).cast(pa.large_binary())
     _, starts, data = wide.buffers()
     if len(wide) == 0 or data is None:
@@ -23,15 +23,18 @@ def binary_content(column: Any) -> tuple[Int64s, Any]:
 
 
 def binary_spans(data: Any, offsets: Int64s) -> Any:
-    """A binary column whose rows are the bytes of `data` between `offsets`."""
+    """A binary column: row i has the bytes of `data` from `offsets[i]` to `offsets[i + 1]`."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, np.int64)), data or pa.py_buffer(b"")]
     return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers).cast(pa.binary())
 
 
 def binary_pieces(data: Any, begins: Int64s, ends: Int64s, valid: npt.NDArray[np.bool_] | None = None) -> Any:
-    """A binary column of pieces of `data` in ascending order, null where not `valid`."""
+    """A binary column: row i has the bytes of `data` from `begins[i]` to `ends[i]`, and is null where not `valid`.
+
+    The pieces must be in ascending order and must not overlap.
+    """
     count = len(begins)
-    # Every second element of one array over all bytes is the column; the others are what lies between.
+    # One array covers all bytes: every second element is a row of the column, the others are the gaps between them.
     offsets = np.zeros(2 * count + 1, np.int64)
     offsets[0:-1:2] = begins
     offsets[1::2] = ends
@@ -42,6 +45,6 @@ def binary_pieces(data: Any, begins: Int64s, ends: Int64s, valid: npt.NDArray[np
 
 
 def binary_from(column: Any, start: int) -> Any:
-    """Every value of a binary column without its first `start` bytes."""
+    """The values of a binary column without their first `start` bytes."""
     offsets, data = binary_content(column)
     return binary_pieces(data, offsets[:-1] + start, offsets[1:])

@@ -1,4 +1,4 @@
-"""The join of two keyed streams.
+"""The join of two keyed streams, with or without bounds of event time.
 
-`job` and the runtime import it; it builds on `operators/timed`.
+Only `job` imports it; it imports `operators/columns`, `operators/timed` and `state`.
 """

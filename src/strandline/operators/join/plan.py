@@ -1,4 +1,4 @@
-"""What a join of two streams looks like: its input, what is stored of each side, and the columns that come out."""
+"""The plan of a join: its input columns, the columns that are stored of each side, and its output columns."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pyspark.sql.types import (
 )
 
 from strandline.errors import JobDefinitionError
-from strandline.operators.columns.columns import check_time_column, column_type
-from strandline.operators.columns.rows import arrow_schema
+from strandline.operators.columns.declared import check_time_column, column_type
+from strandline.operators.columns.schemas import arrow_schema
 
 JoinType = Literal["inner", "left", "right", "full"]
 SIDE_COLUMN: Final = "__sl_side"
@@ -32,10 +32,10 @@ _INTEGERS: Final = (ByteType, ShortType, IntegerType, LongType)
 
 @dataclass(frozen=True, slots=True)
 class JoinColumn:
-    """A column of the operator's input, and the column of each side it is filled from (None: it is null there).
+    """An input column of the operator, and the column of each side that fills it (None: it is null for that side).
 
-    The planner projects each side to these columns, cast to `data_type`, adds `SIDE_COLUMN` (`LEFT` or `RIGHT`) and
-    unites both.
+    The planner projects each side to these columns, cast to `data_type`, adds `SIDE_COLUMN` (`LEFT` or `RIGHT`), and
+    makes the union of both.
     """
 
     name: str
@@ -45,10 +45,11 @@ class JoinColumn:
 
 
 class JoinPlan:
-    """Checks a join and lays out its columns; raises `JobDefinitionError` where it makes no sense.
+    """Checks the arguments of a join and plans its columns; raises `JobDefinitionError` if an argument is wrong.
 
-    Output: the columns of the left side, then those of the right one. A key column of the same name on both sides comes
-    once, at its place on the left, and is never null for lack of a partner. Any other name on both sides is refused.
+    The output has the columns of the left side, then those of the right side. A key column with the same name on both
+    sides comes once, at its place on the left, and has a value even if the row has no partner. Another column with the
+    same name on both sides is an error.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class JoinPlan:
         self.output_struct = StructType(fields)
         self.output_schema = arrow_schema(self.output_struct)
         kept = [column for column in keys if column.name in shared]
-        # What is stored of a row: the shared key columns, then its own; in the operator's input names.
+        # The stored columns of a row: the shared key columns, then the other columns of its side, in input names.
         self.stored = tuple(
             StructType([StructField(column.name, column.data_type) for column in (*kept, *own[side])])
             for side in (LEFT, RIGHT)
@@ -106,7 +107,7 @@ class JoinPlan:
         self._output = [names[field.name] for field in fields]
 
     def output(self, left: pa.RecordBatch | None, right: pa.RecordBatch | None) -> pa.RecordBatch:
-        """Output rows of stored rows of both sides, side by side; None stands for no partner."""
+        """Output rows from stored rows of both sides, in pairs; None if the rows of the other side have no partner."""
         rows = left if left is not None else right
         assert rows is not None
         columns = []
@@ -121,24 +122,28 @@ class JoinPlan:
 
     def _check_how(self, how: str, times: tuple[str | None, str | None], bounds_ms: tuple[int, int] | None) -> None:
         if how not in ("inner", "left", "right", "full"):
-            raise JobDefinitionError(f"{self._where}: how={how!r}; it must be inner, left, right or full")
+            raise JobDefinitionError(f"{self._where}: how={how!r} is not valid; use inner, left, right or full")
         if (times[0] is None) != (times[1] is None):
-            raise JobDefinitionError(f"{self._where}: give the time columns of both sides, or of none")
+            raise JobDefinitionError(
+                f"{self._where}: only one side has a time column; give the time columns of both sides, or of none"
+            )
         if times[0] is None:
             if how != "inner":
                 raise JobDefinitionError(
                     f"{self._where}: a {how} join needs the time columns of both sides and bounds between them: "
-                    "without them a row could wait for its partner for ever"
+                    "without them a row would wait for a partner for ever"
                 )
             if bounds_ms is not None:
-                raise JobDefinitionError(f"{self._where}: bounds in time need the time columns of both sides")
+                raise JobDefinitionError(
+                    f"{self._where}: bounds in time need the time columns of both sides; give them"
+                )
             return
         if bounds_ms is None:
-            raise JobDefinitionError(f"{self._where}: a join by time needs its lower and upper bound")
+            raise JobDefinitionError(f"{self._where}: a join by time needs a lower and an upper bound; give both")
         if bounds_ms[0] > bounds_ms[1]:
             raise JobDefinitionError(
                 f"{self._where}: the lower bound {bounds_ms[0]} ms is above the upper bound {bounds_ms[1]} ms; a left "
-                "row joins right rows of time + lower to time + upper"
+                "row joins right rows from its time + lower to its time + upper"
             )
 
     def _key_types(
@@ -147,10 +152,10 @@ class JoinPlan:
         if len(left_keys) != len(right_keys) or not left_keys:
             raise JobDefinitionError(
                 f"{self._where}: {len(left_keys)} key columns on the left and {len(right_keys)} on the right; "
-                "give pairs"
+                "give the same number of both"
             )
         if len(set(left_keys)) < len(left_keys) or len(set(right_keys)) < len(right_keys):
-            raise JobDefinitionError(f"{self._where}: a key column is given twice; give each once")
+            raise JobDefinitionError(f"{self._where}: a key column is given twice; give each column once")
         types = []
         for one, other in zip(left_keys, right_keys, strict=True):
             a, b = column_type(schemas[0], one, self._where), column_type(schemas[1], other, self._where)

@@ -1,4 +1,4 @@
-"""Per-key and per-batch user code: `KeyedProcessor` and `ArrowProcessor`, and the operators that run them.
+"""User code per key (`KeyedProcessor`) and per table of many keys (`ArrowProcessor`), and the operators that run it.
 
-`job`, `operators/spark` and the runtime import it.
+`job`, `operators/spark` and `testing` import it; it imports `operators/columns`, `operators/timed` and `state`.
 """

@@ -1,33 +1,26 @@
-"""Keys and rows for user code: chunks of rows in the order of their keys, and keys that come back without rows."""
+"""Chunks of rows for per-key user code: the distinct keys, and the rows of each key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.types import ArrayType, DataType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from strandline.operators.base import KEY_GROUP_COLUMN
-from strandline.operators.columns.rows import column_reader, fitted, iterate_rows, row_factory
-from strandline.state.coding.codec import ValueCodec
+from strandline.operators.columns.row_reader import column_reader, iterate_rows, row_factory
+from strandline.operators.columns.schemas import fitted
+from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
 from strandline.state.coding.keys import EncodedKeys, KeyEncoder
-from strandline.state.coding.values import rounds
-
-_FIRST_CHUNK, _LARGEST_CHUNK, _SMALLEST_CHUNK = 1024, 32_768, 16
-_CHUNK_BYTES: Final = 32 << 20
-"""Chunks shrink while one takes more than this, its rows and the values read for it, and grow while it takes less."""
-
-_msgpack: Final = msgspec.msgpack.Encoder().encode
 
 Key = tuple[Any, ...]
 
 
 class KeyChunk:
-    """Some rows, ready for user code: the distinct keys in their order, how many rows each has, and the rows."""
+    """Rows for user code: the distinct keys in their order, the number of rows of each key, and the rows."""
 
     __slots__ = ("counts", "keys", "rows", "size", "values")
 
@@ -39,28 +32,36 @@ class KeyChunk:
         self.rows = rows
 
     def without_first(self) -> KeyChunk:
-        """The chunk after its first key, whose rows have been taken."""
+        """The chunk without its first key; the rows of that key must have been read."""
         return KeyChunk(self.keys.slice(1), self.values[1:], self.counts[1:], self.rows, self.size)
 
 
 class KeyChunkReader:
-    """Turns record batches into chunks."""
+    """Turns record batches into chunks of up to `limit` rows."""
 
-    def __init__(self, struct: StructType, schema: pa.Schema, key_columns: Sequence[str], where: str) -> None:
+    def __init__(
+        self,
+        struct: StructType,
+        schema: pa.Schema,
+        key_columns: Sequence[str],
+        where: str,
+        limits: ProcessLimits = DEFAULT_LIMITS,
+    ) -> None:
         self._where = where
+        self._limits = limits
         self._schema = schema.append(pa.field(KEY_GROUP_COLUMN, pa.int32()))
         self._encoder = KeyEncoder(schema, key_columns, KEY_GROUP_COLUMN)
         self._columns = [column_reader(field.dataType) for field in struct.fields]
         self._key_places = [schema.get_field_index(name) for name in key_columns]
         self._make = row_factory(struct)
-        self.limit = _FIRST_CHUNK
+        self.limit = limits.first_chunk
 
     def fit(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The input columns and the key group in their declared types."""
+        """The input columns and the key group, in their declared types."""
         return fitted(rows, self._schema, self._where)
 
     def chunk(self, rows: pa.RecordBatch) -> KeyChunk:
-        """A record batch as `fit` gave it, grouped by runs of equal keys."""
+        """The chunk of a record batch that `fit` returned; each run of equal keys is one key."""
         encoded = self._encoder.encode(rows)
         starts = encoded.starts()
         counts = np.diff(starts, append=len(encoded)).tolist()
@@ -73,9 +74,17 @@ class KeyChunkReader:
         values = list(zip(*keys, strict=True))
         return KeyChunk(encoded, values, counts, iterate_rows(columns, self._make), rows.nbytes)
 
+    def adapt(self, size: int) -> None:
+        """Choose the length of the next chunks; the last one took `size` bytes."""
+        limits = self._limits
+        if size > limits.chunk_bytes:
+            self.limit = max(limits.smallest_chunk, self.limit // 2)
+        elif size < limits.chunk_bytes // 4:
+            self.limit = min(limits.largest_chunk, self.limit * 2)
+
 
 class KeyChunks:
-    """The chunks of one batch, with one chunk of look-ahead for a key whose rows go on in the next."""
+    """The chunks of one batch. It reads one chunk ahead, because the rows of a key may go on in the next chunk."""
 
     def __init__(self, reader: KeyChunkReader, rows: Iterator[pa.RecordBatch]) -> None:
         self._reader = reader
@@ -83,7 +92,7 @@ class KeyChunks:
         self._open: pa.RecordBatch | None = None
         self._ahead: KeyChunk | None = None
         self.error: Exception | None = None
-        """What the input raised: it may surface inside user code, which is not to blame and might swallow it."""
+        """The error that the input raised. Kept because it is raised inside user code, which might swallow it."""
 
     def next(self) -> KeyChunk | None:
         """The next chunk, or None at the end of the batch."""
@@ -92,21 +101,13 @@ class KeyChunks:
         return chunk
 
     def rest_of(self, key: bytes) -> Iterator[Any]:
-        """The rows of `key` in the chunks that follow; takes them away from there."""
+        """Remove and yield the rows of `key` that the following chunks begin with."""
         while (chunk := self._peek()) is not None and chunk.keys.one(0) == key:
             yield from islice(chunk.rows, chunk.counts[0])
             if len(chunk.counts) > 1:
                 self._ahead = chunk.without_first()
                 return
             self._ahead = None
-
-    def adapt(self, size: int) -> None:
-        """Choose the size of the next chunks, the last one having taken `size` bytes."""
-        reader = self._reader
-        if size > _CHUNK_BYTES:
-            reader.limit = max(_SMALLEST_CHUNK, reader.limit // 2)
-        elif size < _CHUNK_BYTES // 4:
-            reader.limit = min(_LARGEST_CHUNK, reader.limit * 2)
 
     def _peek(self) -> KeyChunk | None:
         if self.error is not None:
@@ -128,52 +129,3 @@ class KeyChunks:
         limit = self._reader.limit
         part, self._open = self._open.slice(0, limit), self._open.slice(limit)
         return self._reader.chunk(part)
-
-
-class KeyCodec:
-    """A key as user code sees it to bytes and back, for keys that come back without rows."""
-
-    def __init__(self, struct: StructType, key_columns: Sequence[str], clock: str) -> None:
-        key = StructType([struct[name] for name in key_columns])
-        self.schema = StructType([StructField(clock, key, False)])
-        """Names the clock, too: stored timers are read again only by an operator with the same keys and clock."""
-        codec = ValueCodec(self.schema, "the key of a timer")
-        revive = [_reviver(field.dataType) for field in key.fields]
-        self._revive = revive if any(revive) else None
-        # Keys come out of Arrow columns, so they fit; only nested ones and decimals have to be brought into form.
-        self._fits = self._revive is None and not rounds(key)
-        self._checked = codec.encode
-        self._decode = codec.decode
-
-    def encode(self, key: Key) -> bytes:
-        """The bytes of a key that user code was given."""
-        return _msgpack((key,)) if self._fits else self._checked(key)
-
-    def decode(self, data: bytes) -> Key:
-        """The key that `encode` was given, nested structs as rows again."""
-        key: Key = self._decode(data)
-        if self._revive is None:
-            return key
-        return tuple(value if one is None else one(value) for one, value in zip(self._revive, key, strict=True))
-
-
-def _reviver(data_type: DataType) -> Callable[[Any], Any] | None:
-    """Turns the tuples that stand for nested structs in stored values into rows; None where there are none."""
-    match data_type:
-        case StructType():
-            make = row_factory(data_type)
-            inner = [_reviver(field.dataType) for field in data_type.fields]
-
-            def revive_struct(value: Any) -> Any:
-                if value is None:
-                    return None
-                return make(tuple(part if one is None else one(part) for one, part in zip(inner, value, strict=True)))
-
-            return revive_struct
-        case ArrayType():
-            element = _reviver(data_type.elementType)
-            if element is None:
-                return None
-            return lambda value: None if value is None else [element(part) for part in value]
-        case _:
-            return None  # Spark refuses maps as keys

@@ -1,4 +1,4 @@
-"""Spark's own `StatefulProcessor` classes, unchanged, on Strandline's states and timers.
+"""Runs Spark's own `StatefulProcessor` classes, unchanged, on Strandline's states and timers.
 
-`job` and the runtime import it; it builds on `operators/process`.
+`job` and `testing` import it; it imports `operators/process`, `operators/columns` and `state`.
 """

@@ -1,4 +1,4 @@
-"""What operators with a clock share: indexes of what is due when, packed timed items, late rows.
+"""What operators with a clock share: the time indexes, timed items and late rows.
 
-Only other operators import it.
+Only other operators import it; it imports `operators/base` and `state`.
 """

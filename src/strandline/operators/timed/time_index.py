@@ -1,4 +1,7 @@
-"""The time index: at which times an operator has state, so that what is due is found without a scan over the rest."""
+"""The time index: at which times a key group has state, so that due state is found without a scan of the rest.
+
+Design note 010 compares it with the other time indexes.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,25 @@ from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import state_prefix
 
 TIME_BYTES: Final = 9
-"""A time in a stored key: as `KeyEncoder` writes a number that is not null."""
+"""The length of a time in a stored key. `KeyEncoder` writes a number that is not null in the same way."""
 _BIAS: Final = 1 << 63
 Int64s = npt.NDArray[np.int64]
 
 
 def time_bytes(time: int) -> bytes:
-    """How a time begins the key bytes of a state that is ordered by time."""
+    """The bytes of a time in a stored key; they sort in the order of time."""
     return b"\x01" + (time + _BIAS).to_bytes(8, "big")
 
 
 def time_of(key: bytes, at: int) -> int:
-    """The time that is written at a place of a stored key."""
+    """The time that begins at byte `at` of a stored key."""
     return int.from_bytes(key[at + 1 : at + TIME_BYTES], "big") - _BIAS
 
 
 class TimeIndex:
-    """Pairs of time and key group, stored as one small entry each and held in memory.
+    """A set of pairs (time, key group), held in memory and stored as one small entry per pair.
 
-    What is held is what the last batch left; a batch that is run again starts from what the one before left.
+    If a batch is run again, the changes of its last run are undone first.
     """
 
     def __init__(self, state: str) -> None:
@@ -41,7 +44,7 @@ class TimeIndex:
         self._removed: list[tuple[int, int]] = []
 
     def begin(self, changes: ChangeSet, batch_id: int, key_groups: Iterable[int]) -> None:
-        """Get ready for a batch, or for the same batch once more."""
+        """Start a batch. The same batch id again means that the writes of the last try were discarded."""
         if self._batch is None:
             for group in key_groups:
                 prefix = state_prefix(group, self._state)
@@ -56,7 +59,7 @@ class TimeIndex:
         self._added, self._removed = [], []
 
     def add(self, groups: Int64s, times: Int64s, changes: ChangeSet) -> None:
-        """There is something at these times, in these key groups."""
+        """Add pairs of key group and time."""
         if len(groups) == 0:
             return
         known = self._groups
@@ -72,29 +75,29 @@ class TimeIndex:
         changes.put_many([self._key(*pair) for pair in fresh], [b""] * len(fresh))
 
     def has(self, groups: Int64s, times: Int64s) -> npt.NDArray[np.bool_]:
-        """Whether there is something at these times, in these key groups; fast where equal pairs follow each other."""
+        """Which of the pairs of key group and time are in the set; fast if equal pairs are next to each other."""
         starts = np.flatnonzero(_run_starts(groups, times))
         pairs = zip(groups[starts].tolist(), times[starts].tolist(), strict=True)
         found = np.fromiter((group in self._groups.get(time, ()) for group, time in pairs), np.bool_, len(starts))
         return np.repeat(found, np.diff(starts, append=len(groups)))
 
     def remove(self, pairs: list[tuple[int, int]], changes: ChangeSet) -> None:
-        """There is nothing any more at these times, each with a key group."""
+        """Remove pairs of time and key group."""
         for time, group in pairs:
             self._drop(time, group)
         self._note(self._removed, self._added, pairs)
         changes.put_many([self._key(*pair) for pair in pairs], [None] * len(pairs))
 
     def times(self) -> list[int]:
-        """All times at which there is something, ascending."""
+        """All times in the set, ascending."""
         return sorted(self._groups)
 
     def groups_at(self, time: int) -> set[int]:
-        """The key groups that have something at a time."""
+        """The key groups that are in the set with this time."""
         return self._groups.get(time, set())
 
     def by_group(self, times: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
-        """The key groups that have something at one of the times, ascending, each with its times."""
+        """The key groups that are in the set with one of the times, ascending, each with its times."""
         found: dict[int, list[int]] = {}
         for time in times:
             for group in self.groups_at(time):
@@ -112,7 +115,7 @@ class TimeIndex:
 
     @staticmethod
     def _note(to: list[tuple[int, int]], opposite: list[tuple[int, int]], pairs: list[tuple[int, int]]) -> None:
-        """A change that takes back one of the same batch leaves nothing to undo."""
+        """Append `pairs` to one undo list; a pair that is in the opposite list is removed there instead."""
         if not opposite:
             to += pairs
             return

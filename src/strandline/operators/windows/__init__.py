@@ -1,4 +1,4 @@
-"""Windows of event time: tumbling, sliding and session windows of aggregates.
+"""Windows of event time: tumbling, sliding and session windows, and the aggregates of their rows.
 
-`job` and the runtime import it; it builds on `operators/aggregate` and `operators/timed`.
+Only `job` imports it; it imports `operators/aggregate`, `operators/columns`, `operators/timed` and `state`.
 """

@@ -1,4 +1,4 @@
-"""The state entry of a key's sessions: when to look at the key again, and its sessions as rows of columns."""
+"""The state entry of a key's sessions: the time of the next look at the key, and one row per session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strandline.operators.columns.binary import binary_content, binary_spans
 from strandline.state.coding.codec import ColumnCodec
 
 _SPAN: Final = (pa.field("start", pa.int64()), pa.field("last", pa.int64()), pa.field("changed", pa.int64()))
-"""The first and the last row of a session in microseconds, and the batch that changed it last."""
+"""The times of a session's first and last row in microseconds, and the batch that changed it last."""
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -22,7 +22,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Sessions of some keys, in the order of keys and starts; `owners` says which key a session has."""
+    """Sessions of several keys, sorted by key and start; `owners` has the number of each session's key."""
 
     owners: Int64s
     starts: Int64s
@@ -31,7 +31,7 @@ class Sessions:
     states: pa.RecordBatch
 
     def filter(self, mask: Bools) -> Sessions:
-        """Some of them."""
+        """The sessions for which the mask is true."""
         if mask.all():
             return self
         states = self.states.filter(pa.array(mask))
@@ -39,7 +39,7 @@ class Sessions:
 
 
 class SessionCodec:
-    """Sessions with the accumulators of `stored` to the entries of keys and back."""
+    """Encodes and decodes the state entries of keys; `stored` has the columns of the accumulators."""
 
     def __init__(self, stored: pa.Schema) -> None:
         self._stored = stored
@@ -47,7 +47,7 @@ class SessionCodec:
         self.schema = self._rows.schema
 
     def encode(self, looks: Int64s, sessions: Sessions) -> list[bytes]:
-        """The entries of keys, each with at least one session."""
+        """The entry of each key; every key has at least one session."""
         spans = [pa.array(sessions.starts), pa.array(sessions.lasts), pa.array(sessions.changed)]
         rows = pa.RecordBatch.from_arrays([*spans, *sessions.states.columns], schema=self.schema)
         encoded = pa.array(self._rows.encode(rows), pa.binary())
@@ -59,7 +59,7 @@ class SessionCodec:
         return entries
 
     def decode(self, entries: list[bytes]) -> tuple[Int64s, Sessions]:
-        """When to look at each key, and the sessions."""
+        """The time of the next look at each key, and the sessions."""
         data = b"".join(entries)
         sizes = np.fromiter(map(len, entries), np.int64, len(entries))
         ends = np.cumsum(sizes)
@@ -84,14 +84,14 @@ class SessionCodec:
 
 
 def touching(owners: Int64s, starts: Int64s, lasts: Int64s, gap: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Spans of time of the same owner, put together where less than the gap or just the gap is between them.
+    """Join the spans of time of an owner that are at most `gap` apart.
 
-    Gives for each span the number of the whole, in the order of owners and starts, and for each whole one of its spans,
-    its start and its last moment.
+    Returns the number of the joined span for each span; numbers are in the order of owners and starts. Then, for each
+    joined span: one of its spans, its start and its last moment.
     """
     order = np.lexsort((starts, owners))
     owned, begins, ends = owners[order], starts[order], lasts[order]
-    # The latest moment so far, per owner: ranks of moments, lifted above those of the owners before.
+    # The latest moment so far of each owner: a running maximum of ranks, raised above the ranks of earlier owners.
     moments, ranks = np.unique(ends, return_inverse=True)
     owner_changes = np.concatenate(([True], owned[1:] != owned[:-1]))
     lift = (np.cumsum(owner_changes) - 1) * len(moments)
@@ -105,17 +105,17 @@ def touching(owners: Int64s, starts: Int64s, lasts: Int64s, gap: int) -> tuple[I
 
 
 def join_bytes(*parts: Any) -> Any:
-    """Binary columns and scalars joined row by row."""
+    """Binary columns and scalars, joined row by row."""
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
 
 
 def fixed_bytes(numbers: npt.NDArray[Any]) -> Any:
-    """Numbers as a binary column of their bytes."""
+    """A binary column with the bytes of each number."""
     offsets = np.arange(len(numbers) + 1) * numbers.dtype.itemsize
     return binary_spans(pa.py_buffer(np.ascontiguousarray(numbers)), offsets)
 
 
 def _unfixed(data: npt.NDArray[np.uint8], at: Int64s, kind: str) -> npt.NDArray[Any]:
-    """Numbers out of bytes at some places."""
+    """The numbers that begin at the places `at`."""
     width = np.dtype(kind).itemsize
     return np.ascontiguousarray(data[at[:, None] + np.arange(width)]).view(kind).ravel()

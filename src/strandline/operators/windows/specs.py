@@ -1,4 +1,4 @@
-"""Window specifications: how event time is cut into windows, all aligned to the epoch as Spark's are."""
+"""Window specifications: how event time is cut into windows. As in Spark, windows are aligned to the epoch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """Windows of `size_ms`, one beginning every `slide_ms`; a tumbling window where both are the same.
+    """Windows of `size_ms` that begin every `slide_ms`; tumbling windows if both are equal.
 
-    Times are cut into panes, the longest pieces that every window is made of. A row belongs to one pane, and the value
-    of a window is merged from those of its panes.
+    Time is cut into panes, the longest pieces of time that every window is a sequence of. A row belongs to one pane.
+    The value of a window is merged from the values of its panes.
     """
 
     size_ms: int
@@ -32,7 +32,7 @@ class SlidingWindow:
     def __post_init__(self) -> None:
         if not 0 < self.slide_ms <= self.size_ms:
             raise JobDefinitionError(
-                f"a window of {self.size_ms} ms cannot slide by {self.slide_ms} ms: 0 < slide <= size"
+                f"a window of {self.size_ms} ms cannot slide by {self.slide_ms} ms; choose 0 < slide <= size"
             )
 
     @property
@@ -41,53 +41,53 @@ class SlidingWindow:
         return gcd(self.size_ms, self.slide_ms)
 
     def panes(self, times_ms: Int64s) -> Int64s:
-        """The pane of each time, known by when it begins."""
+        """The start of the pane of each time."""
         return (times_ms - self.offset_ms) // self.pane_ms * self.pane_ms + self.offset_ms
 
     def first_ends(self, panes: Int64s) -> Int64s:
-        """When the first of the windows with a pane ends."""
+        """The end of the first window that has the pane."""
         least = panes - self.size_ms + self.pane_ms - self.offset_ms
         return -(-least // self.slide_ms) * self.slide_ms + self.offset_ms + self.size_ms
 
     def last_ends(self, panes: Int64s) -> Int64s:
-        """When the last of the windows with a pane ends."""
+        """The end of the last window that has the pane."""
         return (panes - self.offset_ms) // self.slide_ms * self.slide_ms + self.offset_ms + self.size_ms
 
     def end_after(self, time_ms: int) -> int:
-        """The first end of a window that is later than a time."""
+        """The first end of a window after a time."""
         since = time_ms - self.size_ms - self.offset_ms
         return (since // self.slide_ms + 1) * self.slide_ms + self.size_ms + self.offset_ms
 
 
 @dataclass(frozen=True, slots=True)
 class SessionWindow:
-    """Windows that last until a key has had no row for `gap_ms`."""
+    """Windows that end when a key has had no row for `gap_ms`."""
 
     gap_ms: int
 
     def __post_init__(self) -> None:
         if self.gap_ms <= 0:
-            raise JobDefinitionError(f"a session's gap of {self.gap_ms} ms: it must be longer than 0")
+            raise JobDefinitionError(f"the gap of a session is {self.gap_ms} ms; it must be longer than 0")
 
 
 WindowSpec: TypeAlias = SlidingWindow | SessionWindow
 
 
 def tumbling(size: Duration, offset: Duration = 0) -> SlidingWindow:
-    """Windows that follow each other: `tumbling("1m")`. They begin `offset` after full multiples of their size."""
+    """Windows that follow each other: `tumbling("1m")`. They begin `offset` after multiples of their size."""
     size_ms = _milliseconds("size", size)
     return SlidingWindow(size_ms, size_ms, _milliseconds("offset", offset, least=0))
 
 
 def sliding(size: Duration, slide: Duration, offset: Duration = 0) -> SlidingWindow:
-    """Windows of `size`, of which one begins every `slide`: `sliding("10m", "1m")`."""
+    """Windows of `size` that begin every `slide`: `sliding("10m", "1m")`."""
     return SlidingWindow(
         _milliseconds("size", size), _milliseconds("slide", slide), _milliseconds("offset", offset, least=0)
     )
 
 
 def session(gap: Duration) -> SessionWindow:
-    """A window for each burst of rows of a key: it ends when no row has come for `gap`."""
+    """A window for each burst of rows of a key; it ends when no row has come for `gap`."""
     return SessionWindow(_milliseconds("gap", gap))
 
 
@@ -96,8 +96,10 @@ def _milliseconds(what: str, value: Duration, least: int = 1) -> int:
         ms = parse_duration(value) * 1000
     except ValueError as error:
         raise JobDefinitionError(
-            f"{what}={value!r} of a window is no duration such as '10s', '5 min' or '1h': {error}"
+            f"{what}={value!r} of a window is not a duration; use one such as '10s', '5 min' or '1h': {error}"
         ) from error
     if ms < least or abs(ms - round(ms)) > 1e-6:
-        raise JobDefinitionError(f"{what}={value!r} of a window must be {least} or more whole milliseconds")
+        raise JobDefinitionError(
+            f"{what}={value!r} of a window must be a whole number of milliseconds, at least {least}"
+        )
     return round(ms)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from strandline.operators.base import Operator, Output, SideRows
-from strandline.operators.columns.rows import arrow_schema
+from strandline.operators.columns.schemas import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

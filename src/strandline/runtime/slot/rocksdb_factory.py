@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rocksdict import Cache, Options
 
 from strandline.errors import UserCodeError
-from strandline.operators.process.keyed_process import user_traceback
+from strandline.operators.user_code import user_traceback
 from strandline.runtime.protocol.messages import SlotSpec
 from strandline.state.backends.rocksdb_setup import RocksDBMemory
 from strandline.state.backends.rocksdb_tuning import Tune

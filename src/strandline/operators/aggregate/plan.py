@@ -1,12 +1,11 @@
-"""Aggregates as a user names them, and the accumulators that they need."""
+"""The plan of an aggregation: its accumulators, and how results follow from them."""
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
@@ -40,91 +39,28 @@ from strandline.operators.aggregate.accumulators import (
 )
 from strandline.operators.aggregate.arrow_aggregate import GROUP_ID, ArrowAggregate, UserAccumulator
 from strandline.operators.aggregate.collecting import ARRIVAL_COLUMNS, ListOfFixed, ListOfText, OneByArrival
+from strandline.operators.aggregate.functions import Aggregate
 from strandline.operators.aggregate.hyperloglog import ApproxDistinct
-from strandline.operators.columns.columns import column_type
-from strandline.operators.columns.rows import arrow_schema
+from strandline.operators.aggregate.limits import DEFAULT_LIMITS, GroupingLimits
+from strandline.operators.columns.declared import column_type
+from strandline.operators.columns.schemas import arrow_schema
 from strandline.state.coding.codec import ColumnCodec
 from strandline.state.coding.ddl import parse_schema
 
-Function = Literal[
-    "count", "sum", "min", "max", "avg", "first", "last", "collect_list", "approx_count_distinct", "user"
-]
-
-
-class Aggregate(msgspec.Struct, frozen=True):
-    """What is computed over a column; made by `count`, `sum` and so on, or by calling an `ArrowAggregate`."""
-
-    function: Function
-    column: str | None = None
-    more_columns: tuple[str, ...] = ()
-    ignore_nulls: bool = False
-    code: ArrowAggregate | None = None
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """All input columns."""
-        return () if self.column is None else (self.column, *self.more_columns)
-
-    def __str__(self) -> str:
-        name = self.function if self.code is None else type(self.code).__name__
-        return f"{name}({', '.join(map(repr, self.columns))})"
-
-
-def count(column: str | None = None) -> Aggregate:
-    """The number of rows, or of rows where `column` is not null."""
-    return Aggregate("count", column)
-
-
-def sum(column: str) -> Aggregate:
-    """The sum of a numeric column: long for integers, double for floats, a wider decimal for decimals."""
-    return Aggregate("sum", column)
-
-
-def min(column: str) -> Aggregate:
-    """The least value of a column; NaN counts as greater than any number."""
-    return Aggregate("min", column)
-
-
-def max(column: str) -> Aggregate:
-    """The greatest value of a column; NaN counts as greater than any number."""
-    return Aggregate("max", column)
-
-
-def avg(column: str) -> Aggregate:
-    """The average of a numeric column, as double."""
-    return Aggregate("avg", column)
-
-
-def first(column: str, ignore_nulls: bool = False) -> Aggregate:
-    """The value of the row that arrived first, which may be null; with `ignore_nulls`, of the first that has one."""
-    return Aggregate("first", column, ignore_nulls=ignore_nulls)
-
-
-def last(column: str, ignore_nulls: bool = False) -> Aggregate:
-    """The value of the row that arrived last, which may be null; with `ignore_nulls`, of the last that has one."""
-    return Aggregate("last", column, ignore_nulls=ignore_nulls)
-
-
-def collect_list(column: str) -> Aggregate:
-    """All values of a column but nulls, as an array, in the order of arrival.
-
-    Sliding and session windows put together what was collected for parts of them, in the order of event time.
-    """
-    return Aggregate("collect_list", column)
-
-
-def approx_count_distinct(column: str) -> Aggregate:
-    """About how many different values a column has, with a standard error of 1.6 %, in at most 4 kB for each key."""
-    return Aggregate("approx_count_distinct", column)
-
 
 class AggregatePlan:
-    """Which accumulators some aggregates need, and how results are shown; all type errors are found here."""
+    """Finds the accumulators that aggregates need; raises `JobDefinitionError` if a column or type is wrong."""
 
     def __init__(
-        self, where: str, input_schema: StructType, key_columns: Sequence[str], aggregates: Mapping[str, Aggregate]
+        self,
+        where: str,
+        input_schema: StructType,
+        key_columns: Sequence[str],
+        aggregates: Mapping[str, Aggregate],
+        limits: GroupingLimits = DEFAULT_LIMITS,
     ) -> None:
         self._where = where
+        self._limits = limits
         self._schema = input_schema
         self._known: dict[str, Accumulator] = {}
         self.fields: list[StructField] = []
@@ -132,13 +68,13 @@ class AggregatePlan:
         for name in key_columns:
             self._type_of(name)
         if not aggregates:
-            raise JobDefinitionError(f"{where}: no aggregate given, such as n=sl.count()")
+            raise JobDefinitionError(f"{where}: there is no aggregate; give at least one, such as n=sl.count()")
         for name, aggregate in aggregates.items():
             if name in key_columns:
                 raise JobDefinitionError(f"{where}: {name!r} is a key column; give {aggregate} another name")
             if not isinstance(aggregate, Aggregate):
                 raise JobDefinitionError(
-                    f"{where}: {name}={aggregate!r} is no aggregate such as sl.count() or sl.sum('x')"
+                    f"{where}: {name}={aggregate!r} is not an aggregate; use one such as sl.count() or sl.sum('x')"
                 )
             self._add(name, aggregate)
         self.accumulators = list(self._known.values())
@@ -215,7 +151,7 @@ class AggregatePlan:
             make = ListOfText if isinstance(kind, StringType | BinaryType) else ListOfFixed
             self._group(name, make(label, column, arrow), ArrayType(kind, containsNull=False))
         else:
-            self._group(name, ApproxDistinct(label, column), LongType())
+            self._group(name, ApproxDistinct(label, column, self._limits.sketch_bytes), LongType())
 
     def _user(self, name: str, code: ArrowAggregate, columns: tuple[str, ...]) -> None:
         if not columns:
@@ -224,7 +160,7 @@ class AggregatePlan:
             self._type_of(column)
             if column == GROUP_ID:
                 raise JobDefinitionError(
-                    f"{self._where}: {name}: no input column may be called {GROUP_ID!r}; rename it"
+                    f"{self._where}: {name}: an input column must not be called {GROUP_ID!r}; rename it"
                 )
         try:
             ColumnCodec(code.state_schema)
@@ -233,7 +169,9 @@ class AggregatePlan:
         except (AttributeError, SchemaError, JobDefinitionError) as error:
             raise JobDefinitionError(f"{self._where}: {name}: {type(code).__name__}: {error}") from error
         if GROUP_ID in code.state_schema.names:
-            raise JobDefinitionError(f"{self._where}: {name}: no column of its state may be called {GROUP_ID!r}")
+            raise JobDefinitionError(
+                f"{self._where}: {name}: a column of its state must not be called {GROUP_ID!r}; rename it"
+            )
         self._group(name, UserAccumulator(f"user:{name}", code, columns, result), kind[0].dataType)
 
     def _group(self, name: str, made: GroupAccumulator, kind: DataType) -> None:
@@ -255,10 +193,10 @@ class AggregatePlan:
 
     def _wrong(self, function: str, column: str, kind: DataType, wanted: str) -> JobDefinitionError:
         return JobDefinitionError(
-            f"{self._where}: {function} of column {column!r} of type {kind.simpleString()}: it takes {wanted}"
+            f"{self._where}: {function} of column {column!r} of type {kind.simpleString()}; it takes {wanted}"
         )
 
 
 def is_nested(kind: DataType) -> bool:
-    """Whether values of a type have parts."""
+    """Whether a type is a struct, an array or a map."""
     return isinstance(kind, StructType | ArrayType | MapType)

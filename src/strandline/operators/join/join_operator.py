@@ -1,4 +1,4 @@
-"""The join of two keyed streams, inner or outer, optionally within bounds of event time."""
+"""The operator that joins two keyed streams, inner or outer, with or without bounds of event time."""
 
 from __future__ import annotations
 
@@ -11,40 +11,39 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
-from strandline.operators.columns.columns import RowCodec, all_valid, gathered, is_valid, micros, whole_millis
-from strandline.operators.columns.rows import arrow_schema
+from strandline.operators.columns.event_times import micros, whole_millis
+from strandline.operators.columns.gather import gathered
+from strandline.operators.columns.nulls import all_valid, is_valid
+from strandline.operators.columns.row_codec import RowCodec
+from strandline.operators.columns.schemas import arrow_schema
+from strandline.operators.join.heads import MATCHED, SIDE, Heads
+from strandline.operators.join.limits import DEFAULT_LIMITS, JoinLimits
+from strandline.operators.join.matching import Matches, matching
 from strandline.operators.join.plan import LEFT, RIGHT, SIDE_COLUMN, JoinColumn, JoinPlan, JoinType
-from strandline.operators.join.state import MATCHED, SIDE, Heads, Matches, matching
-from strandline.operators.timed.expiry import NEVER, ExpiryIndex
-from strandline.operators.timed.packs import Items
+from strandline.operators.timed.expiry_index import NEVER, ExpiryIndex
+from strandline.operators.timed.timed_items import TimedItems
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import KeyEncoder
 from strandline.state.descriptors import StateDescriptor
 
-__all__ = ["LEFT", "RIGHT", "SIDE_COLUMN", "JoinColumn", "JoinOperator", "JoinType"]
-
 ROWS: Final = "rows"
 _INDEX: Final = "rows-until"
 _BUCKET_COLUMN: Final = "__sl_bucket"
-_LEAST_BUCKET_US: Final = 1_000_000
 _GRANULES: Final = 16
-_LARGEST_SLICE, _SMALLEST_SLICE = 1 << 17, 16
-_SLICE_BYTES: Final = 64 << 20
-"""Fewer rows are joined at a time while more than this is read for them."""
-_OUTPUT_ROWS: Final = 1 << 16
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 
 
 class JoinOperator(Operator):
-    """Joins left and right rows of equal keys with left time + lower <= right time <= left time + upper.
+    """Joins left and right rows with equal keys and left time + lower <= right time <= left time + upper.
 
-    Without time columns (inner only) every pair of equal keys joins, and state grows for ever. Rows at or before the
-    last batch's watermark are late: dropped and counted. In an outer join a row without partner comes out with nulls
-    once the watermark says that none can come any more. A row with a null in its key, or without a time, never joins.
+    Without time columns (inner joins only) every pair with equal keys joins, and state grows for ever. Rows at or
+    before the watermark of the batch before are late: they are dropped and counted. An outer join emits a row without a
+    partner once the watermark says that no partner can come any more; the columns of the other side are null. A row
+    never joins if a key column or its time is null.
 
-    `input_columns` says how the planner makes one input of both sides; `JoinPlan` says what comes out.
+    `input_columns` says how the planner makes one input of both sides. `JoinPlan` says which columns the output has.
     """
 
     sorted_input = False
@@ -61,15 +60,17 @@ class JoinOperator(Operator):
         right_time: str | None = None,
         lower_ms: int | None = None,
         upper_ms: int | None = None,
+        limits: JoinLimits = DEFAULT_LIMITS,
     ) -> None:
         self._arguments = (
             *(uid, tuple(left_keys), tuple(right_keys), left_schema, right_schema, how),
-            *(left_time, right_time, lower_ms, upper_ms),
+            *(left_time, right_time, lower_ms, upper_ms, limits),
         )
         bounds = None if lower_ms is None or upper_ms is None else (lower_ms, upper_ms)
         schemas, times = (left_schema, right_schema), (left_time, right_time)
         plan = JoinPlan(uid, left_keys, right_keys, schemas, times, how, bounds)
         self.uid = uid
+        self.limits = limits
         self.key_columns = plan.key_columns
         self.input_columns: tuple[JoinColumn, ...] = plan.columns
         self.input_struct = plan.input_struct
@@ -79,7 +80,7 @@ class JoinOperator(Operator):
         self.timed = bounds is not None
         self.time_mode = "event" if self.timed else "none"
         self.lower, self.upper = (1000 * bound for bound in bounds or (0, 0))
-        self.bucket = max(_LEAST_BUCKET_US, 2 * (self.upper - self.lower))
+        self.bucket = max(limits.least_bucket_us, 2 * (self.upper - self.lower))
         self.preserved = (how in ("left", "full"), how in ("right", "full"))
         self._where = f"operator {uid!r}"
         self.codecs = tuple(RowCodec(struct, self._where) for struct in plan.stored)
@@ -88,29 +89,30 @@ class JoinOperator(Operator):
         buckets = self._input.append(pa.field(_BUCKET_COLUMN, pa.int64()))
         self.head_encoder = KeyEncoder(buckets, [*self.key_columns, _BUCKET_COLUMN], KEY_GROUP_COLUMN)
         self.index: ExpiryIndex | None = None
-        self._slice = _LARGEST_SLICE
+        self._slice = limits.largest_slice
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Only what it was made of travels to the slots."""
+        """Pickle the arguments only; the slot builds the rest again."""
         return JoinOperator, self._arguments
 
     def open(self, info: SubtaskInfo) -> None:
-        """Remember where this runs."""
-        self._where = f"operator {info.uid!r}, subtask {info.subtask}"
-        self.index = ExpiryIndex(_INDEX, self.bucket // 1000 // _GRANULES, info) if self.timed else None
+        """Remember the subtask, and open the expiry index."""
+        self._where = info.where
+        granule = self.bucket // 1000 // _GRANULES
+        self.index = ExpiryIndex(_INDEX, granule, info, self.limits.read_keys) if self.timed else None
 
     def states(self) -> list[StateDescriptor]:
-        """The rows of both sides, by the span of time that shares a value, and the index of when they end."""
+        """The rows of both sides, and the expiry index."""
         both = StructType([field for side in self.plan.stored for field in side.fields])
         rows = StateDescriptor(ROWS, "rows", both.json(), ttl_ms=self.bucket // 1000 if self.timed else None)
         return [rows, ExpiryIndex.descriptor(_INDEX)] if self.timed else [rows]
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
-        """Yield the pairs that the batch completes, then the rows that will not find a partner any more."""
+        """Yield the pairs that the rows of the batch complete, then the rows that can find no partner any more."""
         self.late_rows = 0
         if self.index is not None:
             self.index.begin(batch.batch_id)
-        for part in gathered(rows, self._input, _LARGEST_SLICE, self._where):
+        for part in gathered(rows, self._input, self.limits.largest_slice, self._where):
             usable, lonely = self._sorted_out(part, batch.late_watermark_ms)
             yield from self._alone(part.filter(pa.array(lonely)))
             part = part.filter(pa.array(usable)) if not usable.all() else part
@@ -126,7 +128,7 @@ class JoinOperator(Operator):
                 self.next_timer_ms = self.index.next_ms(changes)
 
     def _sorted_out(self, part: pa.RecordBatch, late_ms: int | None) -> tuple[Flags, Flags]:
-        """Which rows can join, and which never will; late ones are neither."""
+        """Which rows can join, and which can never join; late rows are in neither."""
         usable = all_valid([part.column(name) for name in self.key_columns])
         if not self.timed:
             return usable, ~usable
@@ -147,14 +149,14 @@ class JoinOperator(Operator):
         return np.where(from_left, micros(left), micros(right)), np.where(from_left, is_valid(left), is_valid(right))
 
     def _alone(self, part: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Rows that can have no partner, if their side shows them."""
+        """Output of rows that can never join, if the join preserves their side."""
         sides = part.column(SIDE_COLUMN).to_numpy()
         for side in (LEFT, RIGHT):
             if self.preserved[side] and (sides == side).any():
                 yield self._unpaired(side, self.own_columns(part.filter(pa.array(sides == side)), side))
 
     def own_columns(self, part: pa.RecordBatch, side: int) -> pa.RecordBatch:
-        """What is stored of the rows of a side."""
+        """The stored columns of the rows of a side."""
         names = self.codecs[side].schema.names
         return pa.RecordBatch.from_arrays([part.column(name) for name in names], names=names)
 
@@ -162,23 +164,23 @@ class JoinOperator(Operator):
         return self.plan.output(rows, None) if side == LEFT else self.plan.output(None, rows)
 
     def row_due_ms(self, times: Numbers, flags: npt.NDArray[np.uint8]) -> Numbers:
-        """From which watermark on each row can find no partner any more."""
+        """The first watermark at which each row can find no partner any more."""
         due: Numbers = whole_millis(times + np.where(flags & SIDE, -self.lower, self.upper))
         return due
 
     def bucket_due_ms(self, buckets: Numbers) -> Numbers:
-        """From which watermark on no row of a bucket can find a partner."""
+        """The first watermark at which no row of each bucket can find a partner any more."""
         due: Numbers = whole_millis((buckets + 1) * self.bucket - 1 + max(self.upper, -self.lower))
         return due
 
     def waiting(self, flags: npt.NDArray[np.uint8]) -> Flags:
-        """Which rows have to come out when they are due."""
+        """Which rows are emitted without a partner when they are due."""
         shown = np.array(self.preserved)[flags & SIDE]
         still: Flags = shown & (flags & MATCHED == 0)
         return still
 
     def _expire(self, changes: ChangeSet, watermark_ms: int) -> Iterator[pa.RecordBatch]:
-        """Remove the rows that are due and emit those among them that wait for a partner in vain."""
+        """Delete the rows that are due, and yield those that found no partner, if the join preserves their side."""
         assert self.index is not None
         for due in self.index.due(changes, watermark_ms):
             keys = sorted(set(due.keys))
@@ -190,7 +192,7 @@ class JoinOperator(Operator):
 
     def _expire_some(self, changes: ChangeSet, keys: list[bytes], watermark_ms: int) -> Iterator[pa.RecordBatch]:
         assert self.index is not None
-        heads = Heads(changes, keys)
+        heads = Heads(changes, keys, self.limits.chunk_bytes)
         fired = heads.known & (heads.headers["due"] <= watermark_ms)
         heads.read_chunks(np.stack((fired, fired), axis=1))
         self.adapt(heads.size)
@@ -198,10 +200,11 @@ class JoinOperator(Operator):
         row_due = self.row_due_ms(items.time, items.flags)
         gone = fired[owner] & (row_due <= watermark_ms)
         vain = gone & self.waiting(items.flags)
+        most = self.limits.output_rows
         for side in (LEFT, RIGHT):
             places = np.flatnonzero(vain & (items.flags & SIDE == side))
-            for start in range(0, len(places), _OUTPUT_ROWS):
-                some = items.take(places[start : start + _OUTPUT_ROWS])
+            for start in range(0, len(places), most):
+                some = items.take(places[start : start + most])
                 yield self._unpaired(side, self.codecs[side].decode_array(some.data))
         kept = np.flatnonzero(~gone)
         heads.items = items.take(kept)
@@ -218,15 +221,16 @@ class JoinOperator(Operator):
         self.index.add(changes, [keys[at] for at in np.flatnonzero(again).tolist()], due[again])
 
     def adapt(self, size: int) -> None:
-        """Choose how much is joined at a time, the last slice having read `size` bytes."""
-        if size > _SLICE_BYTES:
-            self._slice = max(_SMALLEST_SLICE, self._slice // 2)
-        elif size < _SLICE_BYTES // 4:
-            self._slice = min(_LARGEST_SLICE, self._slice * 2)
+        """Choose how many rows are joined at a time; the last slice read `size` bytes of state."""
+        limits = self.limits
+        if size > limits.slice_bytes:
+            self._slice = max(limits.smallest_slice, self._slice // 2)
+        elif size < limits.slice_bytes // 4:
+            self._slice = min(limits.largest_slice, self._slice * 2)
 
 
 class _Slice:
-    """Some rows of both sides, joined with each other and with what is stored for their keys."""
+    """New rows of both sides: joins them with each other and with the stored rows of their keys."""
 
     def __init__(self, operator: JoinOperator, part: pa.RecordBatch, changes: ChangeSet) -> None:
         order = np.argsort(part.column(SIDE_COLUMN).to_numpy(), kind="stable")
@@ -249,7 +253,7 @@ class _Slice:
         stored = heads.items
         stored_keys = head_keys[heads.heads_of_items()]
         old_left, old_right = (np.flatnonzero(stored.flags & SIDE == side) for side in (LEFT, RIGHT))
-        # Every left row with every right one, but for those that are both stored: they have met before.
+        # Every left row is matched with every right row, except stored with stored: those were matched before.
         new_left = matching(
             *(keys[:lefts], self._low[:lefts], self._high[:lefts]),
             np.concatenate((stored_keys[old_right], keys[lefts:])),
@@ -268,14 +272,14 @@ class _Slice:
         self._write(heads, flags, own, matched, buckets)
 
     def _heads(self) -> tuple[Numbers, Numbers, Numbers, Numbers, Heads]:
-        """The number of each row's key, the number of the head it goes to; key and bucket of each head; the heads."""
+        """For each row, the numbers of its key and its head; for each head, its key and its bucket; the heads."""
         operator, part = self._operator, self._part
         encoded = operator.encoder.encode(part)
         order = encoded.order()
         starts = encoded.take(order).starts()
         keys = np.empty(len(order), np.int64)
         keys[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
-        # A row needs its own bucket, and the one or two in which its partners may be.
+        # A row needs the head of its own bucket, and those of the one or two buckets in which its partners may be.
         own, low, high = (times // operator.bucket for times in (self._times, self._low, self._high))
         below, above = np.flatnonzero(low != own), np.flatnonzero((high != own) & (high != low))
         rows = np.concatenate((np.arange(len(keys)), below, above))
@@ -290,14 +294,15 @@ class _Slice:
         distinct = part.select(names).take(pa.array(order[starts][head_keys]))
         columns = [*distinct.columns, pa.array(buckets)]
         named = pa.RecordBatch.from_arrays(columns, names=[*names, _BUCKET_COLUMN])
-        read = Heads(self._changes, operator.head_encoder.encode(named).stored(ROWS))
+        stored = operator.head_encoder.encode(named).stored(ROWS)
+        read = Heads(self._changes, stored, operator.limits.chunk_bytes)
         read.read_chunks(chunks)
         return keys, heads[: len(keys)], head_keys, buckets, read
 
     def _pairs(
-        self, side: int, matches: Matches, stored: Items, partners: Numbers, met: Flags
+        self, side: int, matches: Matches, stored: TimedItems, partners: Numbers, met: Flags
     ) -> Iterator[pa.RecordBatch]:
-        """The pairs of new rows of `side`; their partners are stored rows and, for the left side, new right ones."""
+        """Output of the pairs of new rows of `side` with stored rows and, for the left side, with new right rows."""
         if not len(matches):
             return
         codecs, plan = self._operator.codecs, self._operator.plan
@@ -307,8 +312,9 @@ class _Slice:
             others = pa.concat_batches([others, self._rows[RIGHT]])
             old -= self._rows[RIGHT].num_rows
         places = np.concatenate((np.cumsum(met[:old]) - 1, len(partners) + np.arange(len(met) - old)))
-        for start in range(0, len(matches), _OUTPUT_ROWS):
-            queries, targets = matches.pairs(start, start + _OUTPUT_ROWS)
+        most = self._operator.limits.output_rows
+        for start in range(0, len(matches), most):
+            queries, targets = matches.pairs(start, start + most)
             mine, theirs = self._rows[side].take(pa.array(queries)), others.take(pa.array(places[targets]))
             yield plan.output(mine, theirs) if side == LEFT else plan.output(theirs, mine)
 
@@ -321,11 +327,11 @@ class _Slice:
         touched = np.flatnonzero(dirty)
         if any(operator.preserved):
             changed = operator.waiting(stored.flags) & ~operator.waiting(flags)
-            dirty[stored.pack[changed]] = True
+            dirty[stored.entry[changed]] = True
         data = pa.concat_arrays(
             [codec.encode_array(rows) for codec, rows in zip(operator.codecs, self._rows, strict=True)]
         )
-        new = Items(own, self._times, self._sides | np.where(matched, MATCHED, 0).astype(np.uint8), data)
+        new = TimedItems(own, self._times, self._sides | np.where(matched, MATCHED, 0).astype(np.uint8), data)
         heads.items = stored.flagged(flags).followed_by(new)
         if operator.index is not None:
             due = np.where(heads.known, heads.headers["due"], operator.bucket_due_ms(buckets))

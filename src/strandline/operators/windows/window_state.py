@@ -1,4 +1,4 @@
-"""The two sides of a window operator: one reads rows and writes results, the other keeps the windows' state."""
+"""The interface between the window operator, which reads rows and writes results, and the state of its windows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from strandline.operators.aggregate.aggregates import AggregatePlan
+from strandline.operators.aggregate.plan import AggregatePlan
 from strandline.operators.base import BatchInfo
+from strandline.operators.windows.limits import WindowLimits
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.descriptors import StateDescriptor
 
@@ -26,7 +27,7 @@ TIME_COLUMN: Final = "__sl_time"
 
 @dataclass(frozen=True, slots=True)
 class WindowSettings:
-    """What a window operator was made of, checked."""
+    """The checked arguments of a window operator."""
 
     where: str
     plan: AggregatePlan
@@ -34,11 +35,12 @@ class WindowSettings:
     key_columns: Sequence[str]
     lateness_ms: int
     emit: Emit
+    limits: WindowLimits
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRows:
-    """Windows to be emitted: their keys, their times in microseconds, and their accumulators."""
+    """Windows to emit: their keys, their times in microseconds, and their accumulators."""
 
     keys: list[Any]
     starts: Int64s
@@ -47,15 +49,15 @@ class WindowRows:
 
 
 class WindowBatch(ABC):
-    """The windows of one subtask during one batch: rows are added, then what is to be emitted is asked for."""
+    """The windows of one subtask during one batch: `add` is called with rows, then `finish` once."""
 
     @abstractmethod
     def add(self, rows: pa.Table) -> None:
-        """Take rows that are not late: the input columns, the key group and `TIME_COLUMN`."""
+        """Add rows that are not late, with the input columns, the key group and `TIME_COLUMN`."""
 
     @abstractmethod
     def finish(self) -> Iterator[WindowRows]:
-        """Put all rows into state, emit what is due or changed, and drop what is over."""
+        """Merge all rows into state, yield the windows that are due or changed, and delete those that are over."""
 
 
 class WindowState(ABC):
@@ -69,12 +71,12 @@ class WindowState(ABC):
 
     @abstractmethod
     def states(self) -> list[StateDescriptor]:
-        """The states that it keeps."""
+        """The states that hold the windows."""
 
     @abstractmethod
     def late(self, times: Int64s, watermark_ms: int) -> npt.NDArray[np.bool_]:
-        """Whether all windows of a row with one of these times (microseconds) were over at `watermark_ms`."""
+        """For each row time (microseconds), whether all windows of the row were over at `watermark_ms`."""
 
     @abstractmethod
     def begin(self, changes: ChangeSet, batch: BatchInfo) -> WindowBatch:
-        """Get ready for a batch."""
+        """Start a batch."""

@@ -1,4 +1,4 @@
-"""What per-key user code may ask of the runtime: states, timers, side outputs, batch and time."""
+"""`ProcessContext`: states, timers, side outputs, batch and time, for per-key user code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark.sql.types import DataType, StructType
 from strandline.config.option import DurationLike
 from strandline.errors import JobDefinitionError, SchemaError, StrandlineError
 from strandline.operators.base import BatchInfo, SubtaskInfo
-from strandline.operators.process.output import SideOutputs
+from strandline.operators.process.output_rows import SideOutputs
 from strandline.state.coding.ddl import parse_schema
 from strandline.state.descriptors import StateDescriptor, StateKind
 from strandline.state.handles.folded import AggregatingState, ReducingState
@@ -27,14 +27,16 @@ from strandline.state.handles.ttl import (
 )
 
 RESERVED: Final = "__sl_"
-"""How the names of the runtime's own states begin."""
+"""The prefix of the runtime's own states."""
 
 
 class ProcessContext:
-    """States are declared in `open`; timers, side outputs, time and batch are there in `process` and `on_timer`.
+    """What per-key user code may ask of the runtime.
 
-    `ttl` is a duration ("1h", seconds, a `timedelta`) by the batch's processing time: a value that is older is never
-    seen again, and is removed in the end. `ttl_update` says what begins its life anew: "write", or "read_and_write".
+    Declare states in `open`. Use timers, side outputs, time and batch in `process` and `on_timer`.
+
+    `ttl` is a duration ("1h", seconds, a `timedelta`) by the batch's processing time. A value that is older is never
+    returned, and is removed later. `ttl_update` says what restarts the duration: "write", or "read_and_write".
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class ProcessContext:
         ttl: DurationLike | None = None,
         ttl_update: TtlUpdate = "write",
     ) -> ValueState:
-        """Declare a state of one row per key."""
+        """Declare a state with one row per key."""
         return self._value(name, "value", schema, ttl, ttl_update)
 
     def list_state(
@@ -68,7 +70,7 @@ class ProcessContext:
         ttl: DurationLike | None = None,
         ttl_update: TtlUpdate = "write",
     ) -> ListState:
-        """Declare a state of a list of rows per key; with `ttl`, its values expire one by one."""
+        """Declare a state with a list of rows per key. With `ttl`, its rows expire one by one."""
         struct, where = self._schema(name, schema), self._where(name)
         descriptor, expiry = self._declare(name, "list", struct, None, ttl, ttl_update)
         if expiry is None:
@@ -83,7 +85,7 @@ class ProcessContext:
         ttl: DurationLike | None = None,
         ttl_update: TtlUpdate = "write",
     ) -> MapState:
-        """Declare a state of a map per key; with `ttl`, its entries expire one by one."""
+        """Declare a state with a map per key. With `ttl`, its entries expire one by one."""
         keys, values, where = self._schema(name, key_schema), self._schema(name, value_schema), self._where(name)
         descriptor, expiry = self._declare(name, "map", values, keys, ttl, ttl_update)
         if expiry is None:
@@ -98,7 +100,7 @@ class ProcessContext:
         ttl: DurationLike | None = None,
         ttl_update: TtlUpdate = "write",
     ) -> ReducingState:
-        """Declare a state of one value per key, to which `reduce(a, b)` brings down all that is added."""
+        """Declare a state with one value per key. `reduce(a, b)` combines the value with each one that is added."""
         self._check_functions(name, reduce=reduce)
         return ReducingState(self._value(name, "reducing", schema, ttl, ttl_update), reduce)
 
@@ -114,9 +116,10 @@ class ProcessContext:
         ttl: DurationLike | None = None,
         ttl_update: TtlUpdate = "write",
     ) -> AggregatingState:
-        """Declare a state of one accumulator per key.
+        """Declare a state with one accumulator per key.
 
-        `create()` makes one, `add(accumulator, value)` gives the next, `result(accumulator)` is what `get` returns.
+        `create()` returns an empty accumulator, `add(accumulator, value)` returns the next one, and `get` returns
+        `result(accumulator)`.
         """
         self._check_functions(name, create=create, add=add, result=result, **({"merge": merge} if merge else {}))
         value = self._value(name, "aggregating", accumulator_schema, ttl, ttl_update)
@@ -125,19 +128,19 @@ class ProcessContext:
     # --- timers and side outputs -----------------------------------------------------------------
 
     def register_timer(self, timestamp_ms: int) -> None:
-        """Have `on_timer` called for the current key when the operator's clock reaches `timestamp_ms`.
+        """Call `on_timer` for the current key when the operator's clock reaches `timestamp_ms`.
 
-        The same time twice is one timer. One that is due already fires at the end of this batch if it is registered in
-        `process`, and in the next batch if it is registered in `on_timer`.
+        A key has one timer for the same time. A timer that is due already fires at the end of this batch if it is
+        registered in `process`, and in the next batch if it is registered in `on_timer`.
         """
         self._own_timers().register(timestamp_ms)
 
     def delete_timer(self, timestamp_ms: int) -> None:
-        """Forget the current key's timer of that time; nothing happens where there is none."""
+        """Delete the current key's timer for that time, if there is one."""
         self._own_timers().delete(timestamp_ms)
 
     def list_timers(self) -> list[int]:
-        """The times of the current key's timers, ascending; in `on_timer`, the one that fires is still among them."""
+        """The times of the current key's timers, ascending. In `on_timer`, the timer that fires is among them."""
         return self._own_timers().times()
 
     def emit(self, output: str, row: Any) -> None:
@@ -145,11 +148,12 @@ class ProcessContext:
         scope = self._scope
         if scope.index < 0:
             raise StrandlineError(
-                f"operator {self._info.uid!r}: emit({output!r}) was called outside of process() and on_timer()"
+                f"operator {self._info.uid!r}: emit({output!r}) was called outside of process() and on_timer(); "
+                "call it in one of them"
             )
         if self._sides is None:
             raise StrandlineError(
-                f"operator {self._info.uid!r} has no side output {output!r}: name it in side_outputs=, with its schema"
+                f"operator {self._info.uid!r} has no side output {output!r}; name it in side_outputs=, with its schema"
             )
         self._sides.emit(output, row, scope.values[scope.index])
 
@@ -167,26 +171,26 @@ class ProcessContext:
 
     @property
     def watermark(self) -> int | None:
-        """The batch's watermark in milliseconds since the epoch; None where the job has no event time."""
+        """The batch's watermark in milliseconds since the epoch; None if the job has no event time."""
         return self._current().watermark_ms
 
     @property
     def subtask(self) -> int:
-        """Which subtask of the operator this is; -1 when the driver checks what `open` declares."""
+        """The number of this subtask; -1 in the driver, where a copy is opened to find the declared states."""
         return self._info.subtask
 
     # --- for the operator ------------------------------------------------------------------------
 
     def _current(self) -> BatchInfo:
         if self._batch is None:
-            raise StrandlineError(f"operator {self._info.uid!r}: there is no batch outside of process()")
+            raise StrandlineError(f"operator {self._info.uid!r}: there is no batch outside of process() and on_timer()")
         return self._batch
 
     def _own_timers(self) -> Timers:
         if self._timers is None:
             raise StrandlineError(
-                f"operator {self._info.uid!r} has no clock for timers: "
-                'pass time_mode="processing" or time_mode="event" to process()'
+                f"operator {self._info.uid!r} has no clock for timers; "
+                'pass time_mode="processing" or time_mode="event" where the step is defined'
             )
         return self._timers
 
@@ -216,7 +220,7 @@ class ProcessContext:
             raise JobDefinitionError(f"operator {self._info.uid!r} declares the state {name!r} twice")
         if name.startswith(RESERVED):
             raise JobDefinitionError(
-                f"{self._where(name)}: names that begin with {RESERVED!r} are the runtime's own; take another one"
+                f"{self._where(name)}: names that begin with {RESERVED!r} are reserved; choose another name"
             )
         on_read = check_update(ttl_update, self._where(name))
         ttl_ms = None if ttl is None else parse_ttl(ttl, self._where(name))

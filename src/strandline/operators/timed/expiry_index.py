@@ -1,4 +1,7 @@
-"""The expiry index: which stored entries end when, kept as state in the order of time."""
+"""The expiry index: finds the stored keys that have expired, without reading the others.
+
+Design note 010 compares it with the other time indexes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from strandline.operators.base import SubtaskInfo
-from strandline.operators.timed.packs import Items, PackCodec
+from strandline.operators.timed.timed_items import TimedItems, TimedItemsCodec
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import key_group_range, state_prefix
 from strandline.state.descriptors import StateDescriptor
@@ -20,31 +23,34 @@ from strandline.state.key_ranges import prefix_end
 NEVER: Final = (1 << 63) - 1
 UNKNOWN: Final = -(1 << 63)
 _SCHEMA: Final = "expires_ms long, entry binary"
-_READ_ENTRIES: Final = 1 << 15
+READ_KEYS: Final = 1 << 15
+"""How many expired keys `ExpiryIndex.due` returns at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Entries whose time has come: their stored keys and the times they were put down for."""
+    """Keys that are due: the stored keys, and the times that they were added with."""
 
     keys: list[bytes]
     times: npt.NDArray[np.int64]
 
 
 class ExpiryIndex:
-    """Gives back stored keys when their time has come, without a look at any other.
+    """Remembers when each stored key expires, and returns the keys that are due.
 
-    Keys of one group that end within the same `granule_ms` share an entry, `key group | name | 0 | earliest time |
-    batch | number`: an entry per key would double the writes of a batch. What the index gives back must be checked
-    against the entry itself, which may have been renewed since.
+    The keys of one key group that expire within the same `granule_ms` share an index entry, `key group | name | 0 |
+    earliest time | batch | number`. One index entry per key would double the writes of a batch. The caller must check a
+    returned key against its own state entry, because the key may have been renewed since it was added.
     """
 
-    def __init__(self, name: str, granule_ms: int, info: SubtaskInfo) -> None:
+    def __init__(self, name: str, granule_ms: int, info: SubtaskInfo, read_keys: int = READ_KEYS) -> None:
         self._name = name
+        self._read_keys = read_keys
         self._granule = max(1, granule_ms)
-        self._packs = PackCodec([])
+        self._codec = TimedItemsCodec([])
         self._groups = key_group_range(info.subtask, info.parallelism, info.max_parallelism)
-        # Not after the earliest entry of each group. It holds what the batch in hand wrote, `_committed` does not.
+        # A lower bound of the earliest time in each key group. `_earliest` includes the current batch's writes,
+        # `_committed` does not.
         self._earliest = np.full(len(self._groups), UNKNOWN, np.int64)
         self._committed = self._earliest.copy()
         self._batch: int | None = None
@@ -52,11 +58,11 @@ class ExpiryIndex:
 
     @staticmethod
     def descriptor(name: str) -> StateDescriptor:
-        """An index of that name as a state."""
+        """The descriptor of the state that holds an index of this name."""
         return StateDescriptor(name, "index", _SCHEMA)
 
     def begin(self, batch_id: int) -> None:
-        """Start a batch; the same one again means that what was written in it is void."""
+        """Start a batch. The same batch id again means that the writes of the last try were discarded."""
         if batch_id == self._batch:
             self._earliest = self._committed.copy()
         else:
@@ -65,7 +71,7 @@ class ExpiryIndex:
         self._written = 0
 
     def add(self, changes: ChangeSet, keys: list[bytes], times: npt.NDArray[np.int64]) -> None:
-        """Put stored keys down for their times, in milliseconds."""
+        """Remember that the stored keys expire at the given times, in milliseconds."""
         if not keys:
             return
         data = pa.array(keys, pa.large_binary())
@@ -76,14 +82,14 @@ class ExpiryIndex:
         order = np.lexsort((cells, groups))
         groups, cells = groups[order], cells[order]
         new = np.concatenate(([True], (groups[1:] != groups[:-1]) | (cells[1:] != cells[:-1])))
-        items = Items(np.cumsum(new) - 1, times[order], np.zeros(len(keys), np.uint8), data.take(pa.array(order)))
+        items = TimedItems(np.cumsum(new) - 1, times[order], np.zeros(len(keys), np.uint8), data.take(pa.array(order)))
         suffixes = []
         for group in groups[new].tolist():
             suffixes.append((group, self._batch_suffix()))
         self._write(changes, suffixes, items)
 
     def due(self, changes: ChangeSet, now_ms: int, limit: int = NEVER) -> Iterator[Due]:
-        """Take out, in portions, what is due by `now_ms`: all of it, or a little more than `limit` keys."""
+        """Remove and yield the keys that are due by `now_ms`, in portions: all, or slightly more than `limit`."""
         held: list[tuple[bytes, bytes]] = []
         count = total = 0
         visit = np.flatnonzero(self._earliest <= now_ms)
@@ -101,41 +107,41 @@ class ExpiryIndex:
                 held.append((key, value))
                 size = int.from_bytes(value[:4], "little")
                 count, total = count + size, total + size
-                if count >= _READ_ENTRIES:
+                if count >= self._read_keys:
                     yield self._taken(changes, held, now_ms)
                     held, count = [], 0
         if held:
             yield self._taken(changes, held, now_ms)
 
     def next_ms(self, changes: ChangeSet) -> int | None:
-        """The earliest time for which a key is put down."""
+        """The earliest time at which a key expires; None if the index is empty."""
         for _ in self.due(changes, UNKNOWN):
-            pass  # nothing is due; groups that were not looked at yet are now
+            pass  # no key is due this early, but the call finds the earliest time of key groups that were not read yet
         earliest = int(self._earliest.min())
         return None if earliest == NEVER else earliest
 
     def _taken(self, changes: ChangeSet, held: list[tuple[bytes, bytes]], now_ms: int) -> Due:
-        _, items = self._packs.decode([value for _, value in held])
+        _, items = self._codec.decode([value for _, value in held])
         changes.put_many([key for key, _ in held], [None] * len(held))
         due = items.time <= now_ms
         later = items.take(np.flatnonzero(~due))
         if len(later):
-            packs, numbers = np.unique(later.pack, return_inverse=True)
-            names = [held[pack][0] for pack in packs.tolist()]
+            entries, numbers = np.unique(later.entry, return_inverse=True)
+            names = [held[entry][0] for entry in entries.tolist()]
             suffixes = [(name[0] << 8 | name[1], name[-12:]) for name in names]
-            self._write(changes, suffixes, later.in_packs(numbers))
+            self._write(changes, suffixes, later.in_entries(numbers))
         return Due(items.data.filter(pa.array(due)).to_pylist(), items.time[due])
 
-    def _write(self, changes: ChangeSet, packs: list[tuple[int, bytes]], items: Items) -> None:
-        starts = np.flatnonzero(np.diff(items.pack, prepend=-1))
+    def _write(self, changes: ChangeSet, entries: list[tuple[int, bytes]], items: TimedItems) -> None:
+        starts = np.flatnonzero(np.diff(items.entry, prepend=-1))
         times = np.minimum.reduceat(items.time, starts)
-        groups = np.array([group for group, _ in packs]) - self._groups.start
+        groups = np.array([group for group, _ in entries]) - self._groups.start
         np.minimum.at(self._earliest, groups, times)
         keys = [
             state_prefix(group, self._name) + _time_bytes(time) + suffix
-            for (group, suffix), time in zip(packs, times.tolist(), strict=True)
+            for (group, suffix), time in zip(entries, times.tolist(), strict=True)
         ]
-        changes.put_many(keys, self._packs.encode(np.zeros(len(packs), self._packs.header), items))
+        changes.put_many(keys, self._codec.encode(np.zeros(len(entries), self._codec.header), items))
 
     def _batch_suffix(self) -> bytes:
         self._written += 1
@@ -143,5 +149,5 @@ class ExpiryIndex:
 
 
 def _time_bytes(time_ms: int) -> bytes:
-    """Eight bytes that sort as the times do."""
+    """The time as eight bytes that sort in the order of time."""
     return (time_ms - UNKNOWN).to_bytes(8, "big")

@@ -1,4 +1,7 @@
-"""Packs: many timed items in one stored value, so that state is read and written by the pack and not by the item."""
+"""Timed items: many small items with a time, stored together in one state entry.
+
+State is then read and written once per entry, not once per item.
+"""
 
 from __future__ import annotations
 
@@ -17,60 +20,60 @@ _EMPTY: Final = pa.array([], pa.large_binary())
 
 
 @dataclass(frozen=True, slots=True)
-class Items:
-    """Items as columns: the number of the pack each belongs to, its time, its flags and its bytes (large binary)."""
+class TimedItems:
+    """Items as columns: the number of the item's entry, its time, its flags and its bytes (large binary)."""
 
-    pack: npt.NDArray[np.int64]
+    entry: npt.NDArray[np.int64]
     time: npt.NDArray[np.int64]
     flags: npt.NDArray[np.uint8]
     data: Any
 
     def __len__(self) -> int:
-        return len(self.pack)
+        return len(self.entry)
 
     @classmethod
-    def none(cls) -> Items:
-        """No item."""
+    def none(cls) -> TimedItems:
+        """An empty collection."""
         return cls(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8), _EMPTY)
 
-    def take(self, places: npt.NDArray[np.int64]) -> Items:
+    def take(self, places: npt.NDArray[np.int64]) -> TimedItems:
         """The items at `places`."""
-        return Items(self.pack[places], self.time[places], self.flags[places], self.data.take(pa.array(places)))
+        return TimedItems(self.entry[places], self.time[places], self.flags[places], self.data.take(pa.array(places)))
 
-    def in_packs(self, packs: npt.NDArray[np.int64]) -> Items:
-        """The same items with other pack numbers."""
-        return Items(packs, self.time, self.flags, self.data)
+    def in_entries(self, entries: npt.NDArray[np.int64]) -> TimedItems:
+        """The same items, assigned to other entries."""
+        return TimedItems(entries, self.time, self.flags, self.data)
 
-    def flagged(self, flags: npt.NDArray[np.uint8]) -> Items:
-        """The same items with other flags."""
-        return Items(self.pack, self.time, flags, self.data)
+    def flagged(self, flags: npt.NDArray[np.uint8]) -> TimedItems:
+        """The same items with new flags."""
+        return TimedItems(self.entry, self.time, flags, self.data)
 
-    def followed_by(self, other: Items) -> Items:
-        """These items and then the others."""
+    def followed_by(self, other: TimedItems) -> TimedItems:
+        """These items, followed by those of `other`."""
         if not len(self) or not len(other):
             return self if len(self) else other
-        return Items(
-            np.concatenate((self.pack, other.pack)),
+        return TimedItems(
+            np.concatenate((self.entry, other.entry)),
             np.concatenate((self.time, other.time)),
             np.concatenate((self.flags, other.flags)),
             pa.concat_arrays([self.data, other.data]),
         )
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        """How many bytes each item has."""
+        """The number of bytes of each item."""
         sizes: npt.NDArray[np.int64] = pc.binary_length(self.data).to_numpy()
         return sizes
 
 
-class PackCodec:
-    """Packs to bytes and back: a header of the given fields with the number of items, then items, then their bytes."""
+class TimedItemsCodec:
+    """Encodes entries: a header (the number of items, and `fields`), then a record per item, then their bytes."""
 
     def __init__(self, fields: list[tuple[str, str]]) -> None:
         self.header = np.dtype([("count", "<u4"), *fields])
 
-    def encode(self, headers: npt.NDArray[Any], items: Items) -> list[bytes]:
-        """The bytes of the packs that `headers` describe; `items` are in the order of their packs."""
-        counts = np.bincount(items.pack, minlength=len(headers))
+    def encode(self, headers: npt.NDArray[Any], items: TimedItems) -> list[bytes]:
+        """The bytes of each entry, one per header; `items` must be sorted by entry."""
+        counts = np.bincount(items.entry, minlength=len(headers))
         headers = headers.copy()
         headers["count"] = counts
         edges = np.concatenate(([0], np.cumsum(counts)))
@@ -87,37 +90,37 @@ class PackCodec:
         values: list[bytes] = joined.to_pylist()
         return values
 
-    def decode(self, values: list[bytes]) -> tuple[npt.NDArray[Any], Items]:
-        """Headers and items of packs; raises `SchemaError` where the bytes are no packs."""
+    def decode(self, values: list[bytes]) -> tuple[npt.NDArray[Any], TimedItems]:
+        """The headers and items of stored entries; raises `SchemaError` if the bytes have another format."""
         if not values:
-            return np.zeros(0, self.header), Items.none()
+            return np.zeros(0, self.header), TimedItems.none()
         lengths = np.fromiter(map(len, values), np.int64, len(values))
         starts = np.cumsum(lengths) - lengths
         if lengths.min() < self.header.itemsize:
             raise _unreadable()
         data = b"".join(values)
         everything = np.frombuffer(data, np.uint8)
-        headers = _gathered(everything, starts, self.header)
+        headers = _records(everything, starts, self.header)
         counts = headers["count"].astype(np.int64)
-        packs = np.repeat(np.arange(len(values)), counts)
-        within = np.arange(len(packs)) - np.repeat(np.cumsum(counts) - counts, counts)
+        entries = np.repeat(np.arange(len(values)), counts)
+        within = np.arange(len(entries)) - np.repeat(np.cumsum(counts) - counts, counts)
         records_at = starts + self.header.itemsize
         contents_at = records_at + counts * _RECORD.itemsize
         if (contents_at > starts + lengths).any():
             raise _unreadable()
-        records = _gathered(everything, records_at[packs] + within * _RECORD.itemsize, _RECORD)
+        records = _records(everything, records_at[entries] + within * _RECORD.itemsize, _RECORD)
         ends = np.cumsum(records["length"], dtype=np.int64)
         sizes = np.diff(np.concatenate(([0], ends))[np.concatenate(([0], np.cumsum(counts)))])
         if not np.array_equal(contents_at + sizes, starts + lengths):
             raise _unreadable()
         begins = ends - records["length"] + np.repeat(contents_at - (np.cumsum(sizes) - sizes), counts)
-        spans = np.empty(2 * len(packs) + 1, np.int64)
+        spans = np.empty(2 * len(entries) + 1, np.int64)
         spans[0:-1:2], spans[1::2], spans[-1] = begins, begins + records["length"], len(data)
-        contents = _binary(spans, data).take(pa.array(np.arange(0, 2 * len(packs), 2)))
-        return headers, Items(packs, records["time"].copy(), records["flags"].copy(), contents)
+        contents = _binary(spans, data).take(pa.array(np.arange(0, 2 * len(entries), 2)))
+        return headers, TimedItems(entries, records["time"].copy(), records["flags"].copy(), contents)
 
 
-def _gathered(everything: Any, places: npt.NDArray[np.int64], kind: np.dtype[Any]) -> npt.NDArray[Any]:
+def _records(everything: Any, places: npt.NDArray[np.int64], kind: np.dtype[Any]) -> npt.NDArray[Any]:
     gathered: npt.NDArray[Any] = everything[places[:, None] + np.arange(kind.itemsize)]
     return gathered.view(kind).reshape(len(places))
 
@@ -128,4 +131,7 @@ def _binary(offsets: npt.NDArray[np.int64], data: Any) -> Any:
 
 
 def _unreadable() -> SchemaError:
-    return SchemaError("stored packs cannot be read: they were written by another step; give the step another uid")
+    return SchemaError(
+        "a stored entry of timed items cannot be read: another kind of step wrote it under the same uid; "
+        "give this step another uid"
+    )

@@ -1,4 +1,4 @@
-"""Key columns out of stored keys: what `KeyEncoder` wrote, read back a column at a time."""
+"""Decodes stored keys into key columns: the inverse of `KeyEncoder`, a column at a time."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class KeyDecoder:
-    """Reads keys of plain types; raises `JobDefinitionError` for nested ones, whose bytes do not tell the value."""
+    """Decodes keys of plain types. Raises `JobDefinitionError` for nested types, which cannot be read back."""
 
     def __init__(self, where: str, schema: pa.Schema, key_columns: Sequence[str]) -> None:
         self._types = [schema.field(name).type for name in key_columns]
         for name, kind in zip(key_columns, self._types, strict=True):
             if pa.types.is_nested(kind):
                 raise JobDefinitionError(
-                    f"{where}: key column {name!r} of type {kind}: windows take keys of plain types; "
-                    "key by its fields, or by its to_json()"
+                    f"{where}: the key column {name!r} has the nested type {kind}; windows take keys of plain types. "
+                    "Key by its fields, or by its to_json()"
                 )
 
     def decode(self, keys: Any) -> list[Any]:
-        """The columns of an array of key bytes."""
+        """The key columns of an array of encoded keys."""
         offsets, content = binary_content(keys)
         data = np.frombuffer(content, np.uint8)
         at = offsets[:-1].copy()
@@ -54,14 +54,14 @@ def _text(kind: pa.DataType, content: Any, data: Bytes, at: npt.NDArray[np.int64
 
 
 def _fixed(kind: pa.DataType, valid: npt.NDArray[np.bool_], raw: Bytes) -> Any:
-    """Big-endian bytes that sort as the values do, back to values."""
+    """Values from big-endian bytes that sort in the order of the values."""
     count, width = raw.shape
     if pa.types.is_null(kind):
         return pa.nulls(count)
     bitmap = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     if pa.types.is_boolean(kind):
         return pa.Array.from_buffers(pa.uint8(), count, [bitmap, pa.py_buffer(raw.copy())]).cast(kind)
-    # The sign bit was flipped, and the most significant byte came first.
+    # `KeyEncoder` flips the sign bit and writes the most significant byte first.
     flipped = raw.copy()
     flipped[:, 0] ^= 0x80
     little = np.ascontiguousarray(flipped[:, ::-1])

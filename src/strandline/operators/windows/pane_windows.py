@@ -1,7 +1,7 @@
-"""Tumbling and sliding windows: one state entry for each pane of time and key, in the order of time.
+"""Tumbling and sliding windows: one state entry for each pane and key, in the order of time.
 
-A stored key is `key group | "panes" | 0x00 | when the pane begins | key`. So a row costs one read and one write however
-many windows it is in, and what is due is read, ready to be merged, by scans over stretches of time.
+A stored key is `key group | "panes" | 0x00 | start of the pane | key`. A row costs one read and one write, however many
+windows it belongs to. The panes of due windows are read by a scan over a range of time.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import NullType, StructField, StructType
 
-from strandline.operators.aggregate.grouping import SLICE_ROWS, Grouping, Partials, Slices, flat
+from strandline.operators.aggregate.grouping import Grouping
+from strandline.operators.aggregate.partials import Partials
+from strandline.operators.aggregate.slices import Slices
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo
 from strandline.operators.columns.binary import binary_content, binary_from
-from strandline.operators.columns.columns import present
-from strandline.operators.columns.keys import KeyDecoder
-from strandline.operators.columns.rows import arrow_schema
+from strandline.operators.columns.gather import contiguous
+from strandline.operators.columns.key_decoder import KeyDecoder
+from strandline.operators.columns.lookups import found_mask
+from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.timed.time_index import TIME_BYTES, TimeIndex, time_bytes
 from strandline.operators.windows.specs import SlidingWindow
-from strandline.operators.windows.state import TIME_COLUMN, WindowBatch, WindowRows, WindowSettings, WindowState
+from strandline.operators.windows.window_state import TIME_COLUMN, WindowBatch, WindowRows, WindowSettings, WindowState
 from strandline.pyspark_releases import spark_schema
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import KeyEncoder, state_prefix
@@ -35,35 +38,37 @@ PANES: Final = "panes"
 TIMES: Final = "pane-times"
 _PANE: Final = "__sl_pane"
 _HEAD: Final = len(state_prefix(0, PANES))
-CHUNK_ENTRIES = 1 << 17
-"""About how many panes are merged at a time."""
 
 Int64s = npt.NDArray[np.int64]
 Entries = tuple[list[bytes], list[bytes]]
 
 
 class PaneWindows(WindowState):
-    """Keeps panes until the last window that needs them is over."""
+    """Keeps each pane until the last window that has it is over."""
 
     def __init__(self, settings: WindowSettings, spec: SlidingWindow) -> None:
         schema = arrow_schema(settings.struct)
+        limits = settings.limits
         self.spec = spec
+        self.chunk_entries = limits.chunk_entries
         self.emit = settings.emit
         self.lateness = settings.lateness_ms
         self.key_columns = list(settings.key_columns)
         self.decoder = KeyDecoder(settings.where, schema, self.key_columns)
-        self.grouping = Grouping(settings.where, settings.plan, settings.struct, self.key_columns, leading=[_PANE])
+        self.grouping = Grouping(
+            settings.where, settings.plan, settings.struct, self.key_columns, [_PANE], limits.grouping
+        )
         self.encoder = KeyEncoder(schema, self.key_columns, KEY_GROUP_COLUMN)
         self.index = TimeIndex(TIMES)
         self._key_groups = range(0)
 
     def open(self, where: str, key_groups: range) -> None:
-        """Remember where this runs."""
+        """Remember the subtask and its key groups."""
         self.grouping.where = where
         self._key_groups = key_groups
 
     def states(self) -> list[StateDescriptor]:
-        """The panes, and the times at which there are some."""
+        """The panes, and their time index."""
         stored = spark_schema(self.grouping.plan.stored)
         nothing = StructType([StructField("present", NullType())])
         return [
@@ -72,20 +77,20 @@ class PaneWindows(WindowState):
         ]
 
     def late(self, times: Int64s, watermark_ms: int) -> npt.NDArray[np.bool_]:
-        """Whether the last window of a time was over."""
+        """For each row time (microseconds), whether the last window of the row was over at `watermark_ms`."""
         return self.over(self.spec.panes(times // 1000), watermark_ms)
 
     def over(self, panes: Int64s, watermark_ms: int) -> npt.NDArray[np.bool_]:
-        """Whether no window needs a pane any more."""
+        """For each pane, whether the last window that has it is over at `watermark_ms`."""
         return self.spec.last_ends(panes) + self.lateness <= watermark_ms
 
     def begin(self, changes: ChangeSet, batch: BatchInfo) -> WindowBatch:
-        """Get ready for a batch."""
+        """Start a batch."""
         self.index.begin(changes, batch.batch_id, self._key_groups)
         return _PaneBatch(self, changes, batch)
 
     def plan_timer(self, watermark_ms: int | None) -> None:
-        """Find out when the next window ends, or the next pane is over."""
+        """Set `next_timer_ms` to the next time at which a window is due or a pane is over."""
         panes = np.array(self.index.times(), np.int64)
         if len(panes) == 0:
             self.next_timer_ms = None
@@ -110,21 +115,21 @@ class _PaneBatch(WindowBatch):
         self._changes = changes
         self._watermark = batch.watermark_ms
         self._before = batch.late_watermark_ms
-        self._partials = Partials(state.grouping.merge)
+        self._partials = Partials(state.grouping.merge, state.grouping.limits)
         self._changed: list[pa.Table] = []
-        # Windows that were emitted before are emitted again where they change.
+        # Whether a window that was emitted before is emitted again when it changes.
         self._again = state.emit == "update" or (state.lateness > 0 and self._before is not None)
 
     def add(self, rows: pa.Table) -> None:
-        """Aggregate rows by key and pane."""
-        panes = self._spec.panes(flat(rows.column(TIME_COLUMN)).to_numpy() // 1000)
+        """Aggregate the rows by key and pane."""
+        panes = self._spec.panes(contiguous(rows.column(TIME_COLUMN)).to_numpy() // 1000)
         full = self._partials.add(self._grouping.partial(rows.append_column(_PANE, pa.array(panes))))
         if full is not None:
             for keys, _ in self._fold(full):
                 self._note(keys)
 
     def finish(self) -> Iterator[WindowRows]:
-        """Put all rows into state, emit what is due or changed, and drop what is over."""
+        """Merge all rows into state, yield the windows that are due or changed, and delete the panes that are over."""
         rest = self._partials.rest()
         if rest is not None:
             tumbling = self._spec.size_ms == self._spec.slide_ms
@@ -150,7 +155,7 @@ class _PaneBatch(WindowBatch):
         def may_exist(keys: pa.Table) -> npt.NDArray[np.bool_]:
             return index.has(_numbers(keys, KEY_GROUP_COLUMN), _numbers(keys, _PANE))
 
-        # The index is brought up to date at the end: a pane may be cut by slices.
+        # The index is updated at the end: the second slice of a new pane need not read entries, for there are none.
         folded: list[pa.Table] = []
         for keys, running in self._grouping.fold(partial, PANES, self._changes, may_exist):
             folded.append(keys.select([KEY_GROUP_COLUMN, _PANE]))
@@ -159,7 +164,7 @@ class _PaneBatch(WindowBatch):
             index.add(_numbers(keys, KEY_GROUP_COLUMN), _numbers(keys, _PANE), self._changes)
 
     def _note(self, keys: pa.Table) -> None:
-        """Remember panes that some window has to be emitted again for."""
+        """Remember the keys and panes whose windows are emitted again."""
         if self._again:
             wanted = np.ones(keys.num_rows, np.bool_)
             if self._state.emit == "close" and self._before is not None:
@@ -170,7 +175,7 @@ class _PaneBatch(WindowBatch):
     # --- windows that changed ----------------------------------------------------------------------
 
     def _emitted_again(self, ends: Int64s) -> npt.NDArray[np.bool_]:
-        """Of windows that changed, those to be emitted for it: not over, and not about to be emitted by closing."""
+        """Which changed windows are emitted again: those that are not over, and will not be emitted when they close."""
         wanted = np.ones(len(ends), np.bool_)
         if self._before is not None:
             wanted = ends + self._state.lateness > self._before
@@ -179,10 +184,10 @@ class _PaneBatch(WindowBatch):
         return wanted
 
     def _panes_alone(self, keys: pa.Table, running: pa.RecordBatch) -> WindowRows:
-        """Windows of one pane each."""
+        """The windows of panes, if a window has one pane."""
         panes = _numbers(keys, _PANE)
         ends = panes + self._spec.size_ms
-        columns = [flat(keys.column(name)) for name in self._state.key_columns]
+        columns = [contiguous(keys.column(name)) for name in self._state.key_columns]
         wanted = self._emitted_again(ends)
         if not wanted.all():
             mask = pa.array(wanted)
@@ -190,7 +195,7 @@ class _PaneBatch(WindowBatch):
         return WindowRows(columns, panes[wanted] * 1000, ends[wanted] * 1000, running)
 
     def _emit_changed(self, changed: pa.Table) -> Iterator[WindowRows]:
-        """Merge the windows of changed panes; other panes of theirs are read back, by slices of keys."""
+        """Yield the windows of changed panes, merged from all their panes, by slices of keys."""
         spec = self._spec
         if spec.size_ms == spec.slide_ms:
             for keys, running in self._grouping.reread(changed, PANES, self._changes):
@@ -199,7 +204,7 @@ class _PaneBatch(WindowBatch):
         encoded = self._state.encoder.encode(changed)
         order = encoded.order()
         starts = encoded.take(order).starts()
-        at_once = max(1, SLICE_ROWS // (2 * spec.size_ms // spec.pane_ms))
+        at_once = max(1, self._grouping.limits.slice_rows // (2 * spec.size_ms // spec.pane_ms))
         edges = [*starts[::at_once].tolist(), len(order)]
         for begin, end in pairwise(edges):
             some = changed.take(pa.array(order[begin:end])).combine_chunks()
@@ -208,7 +213,10 @@ class _PaneBatch(WindowBatch):
             yield from self._merge_changed(some, first, ids)
 
     def _merge_changed(self, changed: pa.Table, first: Int64s, ids: Int64s) -> Iterator[WindowRows]:
-        """`first` are rows of `changed` with a key each, `ids` says which of those keys a row has."""
+        """The windows of some changed panes.
+
+        `first` has one row of `changed` for each key. `ids` has the number of the key of each row.
+        """
         spec = self._spec
         at, ends = self._windows_of(_numbers(changed, _PANE), None, None)
         asked = self._emitted_again(ends)
@@ -228,19 +236,19 @@ class _PaneBatch(WindowBatch):
         encoded = self._grouping.encoder.encode(keys.append_column(_PANE, pa.array(pairs[1])))
         order = encoded.order()
         values = self._changes.get_many(encoded.take(order).stored(PANES))
-        found = present(values)
+        found = found_mask(values)
         states = self._grouping.codec.decode([value for value in values if value is not None])
         owners, panes = pairs[0][order][found], pairs[1][order][found]
         at, ends = self._windows_of(panes, low, int(asked_ends.max()))
         numbers = owners[at] * count + (ends - low) // spec.slide_ms
         wanted = np.isin(numbers, windows)
-        columns = [flat(changed.column(name)).take(pa.array(first)) for name in self._state.key_columns]
+        columns = [contiguous(changed.column(name)).take(pa.array(first)) for name in self._state.key_columns]
         yield self._merged(numbers[wanted], states.take(pa.array(at[wanted])), columns, low, count)
 
     # --- windows that are due ----------------------------------------------------------------------
 
     def _due_panes(self, watermark: int) -> list[int]:
-        """The panes of the windows that are due."""
+        """The panes of the windows that are due at the watermark."""
         if self._state.emit == "update":
             return []
         panes = np.array(self._state.index.times(), np.int64)
@@ -251,7 +259,7 @@ class _PaneBatch(WindowBatch):
         return [int(pane) for pane in panes[due]]
 
     def _close(self, panes: list[int], watermark: int) -> Iterator[WindowRows]:
-        """Emit windows whose end the watermark has reached; what is over after that is deleted at once."""
+        """Yield the windows of `panes` whose end the watermark has reached, and delete the panes that are over then."""
         for keys, values in self._chunks(panes):
             array = pa.array(keys, pa.binary())
             times = _times(array)
@@ -282,7 +290,7 @@ class _PaneBatch(WindowBatch):
         yield self._merged(numbers, states, self._state.decoder.decode(known.dictionary), low, count)
 
     def _windows_of(self, panes: Int64s, low: int | None, high: int | None) -> tuple[Int64s, Int64s]:
-        """The windows with each pane that end from `low` to `high`: the place of the pane, and the window's end."""
+        """For each pane, its windows that end from `low` to `high`: the place of the pane, and the window's end."""
         spec = self._spec
         first, last = spec.first_ends(panes), spec.last_ends(panes)
         first = first if low is None else np.maximum(first, low)
@@ -293,7 +301,11 @@ class _PaneBatch(WindowBatch):
         return at, first[at] + steps * spec.slide_ms
 
     def _merged(self, numbers: Int64s, states: pa.RecordBatch, keys: list[Any], low: int, count: int) -> WindowRows:
-        """Panes merged by `numbers`: the place of a key, times `count`, plus the window as counted from end `low`."""
+        """Windows merged from panes. Panes with the same number belong to the same window.
+
+        A number is the place of the key in `keys`, times `count`, plus the number of the window, counted from the one
+        that ends at `low`.
+        """
 
         def key_of(number: int) -> object:
             return tuple(column[number // count].as_py() for column in keys)
@@ -307,12 +319,14 @@ class _PaneBatch(WindowBatch):
     # --- panes out of state ------------------------------------------------------------------------
 
     def _chunks(self, panes: list[int]) -> Iterator[Entries]:
-        """The entries of some panes, in chunks that hold all of them that a key has."""
+        """The stored entries of `panes`, in chunks. All entries of a key are in the same chunk."""
         keys: list[bytes] = []
         values: list[bytes] = []
         alone = self._spec.size_ms == self._spec.slide_ms
-        most = CHUNK_ENTRIES if alone else max(1, CHUNK_ENTRIES * self._spec.slide_ms // self._spec.size_ms)
-        chunks = Slices(0, most)
+        most = self._state.chunk_entries
+        if not alone:
+            most = max(1, most * self._spec.slide_ms // self._spec.size_ms)
+        chunks = Slices(0, self._grouping.limits, most)
         for group, times in self._state.index.by_group(panes):
             prefix = state_prefix(group, PANES)
             last = prefix + time_bytes(times[-1])
@@ -325,13 +339,13 @@ class _PaneBatch(WindowBatch):
                 values += [value for _, value in entries]
                 if len(keys) >= chunks.size:
                     yield keys, values
-                    chunks.weigh(values)
+                    chunks.adapt(values)
                     keys, values = [], []
         if keys:
             yield keys, values
 
     def _aligned(self, prefix: bytes, panes: list[int], chunks: Slices) -> Iterator[Entries]:
-        """The panes of one key group side by side, cut at the same keys."""
+        """The entries of one key group's panes, read side by side and cut at the same keys."""
         scans = [self._changes.scan(prefix + time_bytes(pane)) for pane in panes]
         held: list[list[tuple[bytes, bytes]]] = [[] for _ in scans]
         open_scans = set(range(len(scans)))
@@ -344,7 +358,7 @@ class _PaneBatch(WindowBatch):
                     held[at] += more
                     if len(more) < at_once:
                         open_scans.discard(at)
-            # Beyond the last key that all open scans have reached, a key may still be missing panes.
+            # Beyond the least key that an open scan has reached, entries of a key may not have been read yet.
             ends = [held[at][-1][0][cut:] for at in open_scans if held[at]]
             bound = min(ends) if ends else None
             keys: list[bytes] = []
@@ -356,28 +370,28 @@ class _PaneBatch(WindowBatch):
                 held[at] = entries[ready:]
             if keys:
                 yield keys, values
-                chunks.weigh(values)
+                chunks.adapt(values)
 
     def _purge(self, read: set[int], watermark: int) -> None:
-        """Delete the panes that are over and were not deleted when their windows were closed, and their times."""
+        """Delete the panes that are over, except those of `read`, which are deleted already; update the time index."""
         index = self._state.index
         panes = np.array(index.times(), np.int64)
         over = [int(pane) for pane in panes[self._state.over(panes, watermark)]]
         for group, times in index.by_group([pane for pane in over if pane not in read]):
             for pane in times:
                 scan = self._changes.scan(state_prefix(group, PANES) + time_bytes(pane))
-                while gone := [key for key, _ in islice(scan, CHUNK_ENTRIES)]:
+                while gone := [key for key, _ in islice(scan, self._state.chunk_entries)]:
                     self._changes.put_many(gone, [None] * len(gone))
         index.remove([(pane, group) for pane in over for group in sorted(index.groups_at(pane))], self._changes)
 
 
 def _numbers(table: pa.Table, name: str) -> Int64s:
-    numbers: Int64s = flat(table.column(name)).to_numpy()
+    numbers: Int64s = contiguous(table.column(name)).to_numpy()
     return numbers
 
 
 def _times(keys: Any) -> Int64s:
-    """When the panes of stored keys begin."""
+    """The starts of the panes of stored keys."""
     offsets, content = binary_content(keys)
     data = np.frombuffer(content, np.uint8)
     raw = np.ascontiguousarray(data[(offsets[:-1] + _HEAD + 1)[:, None] + np.arange(8)])

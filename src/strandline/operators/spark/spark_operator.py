@@ -1,4 +1,4 @@
-"""Spark's own `StatefulProcessor` classes, unchanged, as an operator."""
+"""The operator that runs Spark's own `StatefulProcessor` classes, unchanged."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import JobDefinitionError, StrandlineError, UserCodeError
 from strandline.operators.base import TIME_MODES, BatchInfo, Output, SubtaskInfo, TimeMode
-from strandline.operators.columns.rows import row_factory
+from strandline.operators.columns.row_reader import row_factory
 from strandline.operators.process.key_chunks import Key, KeyChunkReader, KeyChunks
-from strandline.operators.process.keyed_process import (
-    KeyedProcessor,
-    ProcessContext,
-    ProcessOperator,
-    ProcessorMethods,
-    Running,
-    place_of,
-    user_traceback,
-)
-from strandline.operators.process.output import Writer
-from strandline.operators.spark.rows import FrameReader, FrameWriter, SparkRowReader, SparkRowWriter, pandas_key
-from strandline.operators.spark.states import SparkHandle, giver
+from strandline.operators.process.keyed_processor import KeyedProcessor
+from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
+from strandline.operators.process.output_rows import Writer
+from strandline.operators.process.process_context import ProcessContext
+from strandline.operators.process.process_operator import ProcessOperator, ProcessorMethods
+from strandline.operators.process.process_subtask import ProcessSubtask
+from strandline.operators.spark.frames import FrameReader, FrameWriter, pandas_key
+from strandline.operators.spark.handle import SparkHandle
+from strandline.operators.spark.rows import SparkRowReader, SparkRowWriter
+from strandline.operators.spark.values import giver
+from strandline.operators.user_code import user_traceback
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import state_prefix
 from strandline.state.handles.timers import Timers, TimerService
@@ -36,12 +35,12 @@ SparkRows = Literal["row", "pandas"]
 
 
 class SparkProcessorOperator(ProcessOperator):
-    """Runs a `StatefulProcessor` as Spark does: `rows` is the flavour that it is written for.
+    """Runs a `StatefulProcessor` as Spark does.
 
-    "row" is that of `transformWithState`, "pandas" that of `transformWithStateInPandas`. As in Spark, every batch has
-    a processor of its own: a fresh copy of the given one is initialised, works through the rows and the timers that
-    are due, and is closed. `time_mode` may be spelled as in Spark. `time_zone` is the session's time zone, in which
-    timestamps are given to user code. With `event_time`, rows that the watermark had passed are dropped.
+    `rows` says which of Spark's interfaces the processor is written for: "row" is that of `transformWithState`,
+    "pandas" that of `transformWithStateInPandas`. As in Spark, every batch has its own processor: a new copy is
+    initialised, gets the rows and the due timers, and is closed. `time_mode` may be spelled as in Spark. User code gets
+    timestamps in `time_zone`, the session's time zone. With `event_time`, late rows are dropped.
     """
 
     methods: ClassVar = ProcessorMethods("init", "handleInputRows", "handleExpiredTimer")
@@ -60,6 +59,7 @@ class SparkProcessorOperator(ProcessOperator):
         event_time: str | None = None,
         initial_schema: StructType | None = None,
         time_zone: str = "UTC",
+        limits: ProcessLimits = DEFAULT_LIMITS,
     ) -> None:
         mode = TIME_MODES.get(str(time_mode).lower())
         if mode is None:
@@ -81,29 +81,32 @@ class SparkProcessorOperator(ProcessOperator):
             timer_service=timer_service,
             event_time=event_time,
             late="drop" if event_time is not None and mode == "event" else None,
+            limits=limits,
         )
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
-        """Process every key of the batch once, then fire the timers that are due."""
+        """Call user code once for every key of the batch, then for every due timer."""
         return super().run(rows, changes, self._as_in_spark(batch))
 
     def run_initial(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
-        """Hand the initial state to the processor, key by key; due once, before the first batch of a fresh job.
+        """Pass the initial state to the processor, key by key; called once, before the first batch of a new job.
 
-        `rows` carry the columns of `initial_schema` and `KEY_GROUP_COLUMN`, a key's rows together. All is done at the
-        call; as in Spark, no output comes of it. `batch` may be a batch of its own, or the one that follows with the
-        same change set.
+        `rows` have the columns of `initial_schema` and `KEY_GROUP_COLUMN`; the rows of a key are next to each other.
+        As in Spark, there is no output: the returned iterator is empty, and all work is done before the call returns.
+        `batch` may be a batch of its own, or the first batch of the job, with the same change set.
         """
-        running = self._running
-        if not isinstance(running, _SparkRunning):
+        running = self._subtask
+        if not isinstance(running, _SparkSubtask):
             raise StrandlineError(f"operator {self.uid!r} was run before it was opened")
         if self.initial_struct is None:
-            raise StrandlineError(f"operator {self.uid!r} was given initial rows, but no initial_schema")
+            raise StrandlineError(
+                f"operator {self.uid!r} was given initial rows, but no initial_schema; pass initial_schema="
+            )
         running.run_initial(rows, changes, self._as_in_spark(batch), self.initial_struct)
         return iter(())
 
     def _as_in_spark(self, batch: BatchInfo) -> BatchInfo:
-        """Spark's watermark is 0 before the first row."""
+        """The batch with Spark's watermark, which is 0 before the first row."""
         if self.time_mode != "event":
             return batch
         return replace(
@@ -121,12 +124,12 @@ class SparkProcessorOperator(ProcessOperator):
         for name in self.key_columns:
             if types.get(name) != self.input_struct[name].dataType:
                 raise JobDefinitionError(
-                    f"{where}: the initial state needs the key column {name!r} of type "
-                    f"{self.input_struct[name].dataType.simpleString()}, it has {initial.simpleString()}"
+                    f"{where}: the initial state must have the key column {name!r} of type "
+                    f"{self.input_struct[name].dataType.simpleString()}; its columns are {initial.simpleString()}"
                 )
 
-    def _prepared(self, info: SubtaskInfo) -> Running:
-        return _SparkRunning(self, info)
+    def _make_subtask(self, info: SubtaskInfo) -> ProcessSubtask:
+        return _SparkSubtask(self, info)
 
     def _processor_name(self) -> str:
         assert isinstance(self.processor, _Adapter)
@@ -138,7 +141,7 @@ class SparkProcessorOperator(ProcessOperator):
 
 
 class _Adapter(KeyedProcessor):
-    """A `StatefulProcessor` in the place of a `KeyedProcessor`."""
+    """Makes a `StatefulProcessor` look like a `KeyedProcessor`."""
 
     def __init__(
         self,
@@ -157,7 +160,7 @@ class _Adapter(KeyedProcessor):
         self._time_zone = time_zone
 
     def open(self, context: ProcessContext) -> None:
-        """Find out what `init` declares; as Spark does in its driver, with a copy that is closed again."""
+        """Find the states that `init` declares. As in Spark's driver, a copy is initialised and closed again."""
         self._pickled: bytes = cloudpickle.dumps(self.original)  # type: ignore[no-untyped-call]  # PySpark's own
         self._context = context
         self.handle = SparkHandle(context, self._time_mode)
@@ -171,7 +174,7 @@ class _Adapter(KeyedProcessor):
         self.current.close()
 
     def begin(self, batch: BatchInfo | None = None) -> None:
-        """A new processor for a batch."""
+        """Make the processor of a batch."""
         if batch is not None and self._time_mode != "none":
             self._times = TimerValues(batch.processing_time_ms, batch.watermark_ms or 0)
         self.current: StatefulProcessor = cloudpickle.loads(self._pickled)
@@ -179,29 +182,29 @@ class _Adapter(KeyedProcessor):
         self.handle.initialise(self.current.init)
 
     def process(self, key: Key, rows: Iterator[Any], context: ProcessContext) -> Iterable[Any] | None:
-        """Rows of one key."""
+        """Call `handleInputRows` with the rows of one key."""
         if self._given_key is not None:
             key = self._given_key(key)
         made: Iterable[Any] | None = self._handle_rows(key, rows, self._times)
         return made
 
     def on_timer(self, key: Key, timestamp: int, context: ProcessContext) -> Iterable[Any] | None:
-        """One timer; its key comes out of Spark's state, so it is a row, with timestamps as states give them."""
+        """Call `handleExpiredTimer`. As in Spark, its key is a row, with timestamps in the form that states return."""
         row = self._key_row(key if self._key_values is None else self._key_values(key))
-        # By name, as Spark calls it: some write the last two the other way round.
+        # The arguments are passed by name, as in Spark: some processors declare the last two in the other order.
         return self.current.handleExpiredTimer(
             key=row, timerValues=self._times, expiredTimerInfo=ExpiredTimerInfo(timestamp)
         )
 
     def on_initial(self, key: Key, item: Any) -> None:
-        """One row, or one frame, of the initial state."""
+        """Call `handleInitialState` with one row, or one frame, of the initial state."""
         if self._given_key is not None:
             key = self._given_key(key)
         self.current.handleInitialState(key, item, self._times)
 
 
-class _SparkRunning(Running):
-    """An opened operator in its slot, with a processor of its own in every batch."""
+class _SparkSubtask(ProcessSubtask):
+    """The part of a `SparkProcessorOperator` that exists in a slot only; every batch has its own processor."""
 
     _fires_deleted = True
 
@@ -212,14 +215,15 @@ class _SparkRunning(Running):
     def run_initial(
         self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo, struct: StructType
     ) -> None:
-        # Lists name their entries by the batch: those of the initial state come before any of the first batch.
+        # The entries of a list are ordered by batch id. Those of the initial state come before the first batch.
         batch = replace(batch, batch_id=max(batch.batch_id - 1, 0))
         scope, adapter = self._scope, self._adapter()
-        chunks = KeyChunks(self._make_reader(struct, place_of(self.info)), rows)
+        reader = self._make_reader(struct, self.info.where)
+        chunks = KeyChunks(reader, rows)
         self._begin(changes, batch)
         try:
             while (chunk := chunks.next()) is not None:
-                chunks.adapt(scope.load(chunk.keys, chunk.values) + chunk.size)
+                reader.adapt(scope.load(chunk.keys, chunk.values) + chunk.size)
                 for at, (key, count) in enumerate(zip(chunk.values, chunk.counts, strict=True)):
                     scope.index = at
                     try:
@@ -245,7 +249,7 @@ class _SparkRunning(Running):
                 changes.put_many(stored, [None] * len(stored))
 
     def _due(self, timers: Timers, until: int) -> Iterator[tuple[bytes, bytes | None]]:
-        """All at once: Spark fires what was due before the first timer fired, whatever the timers do."""
+        """The due timers, listed before the first one fires: as in Spark, a timer cannot stop another of its batch."""
         found = list(timers.due(until))
         return zip([timer for timer, _ in found], timers.encoded_keys(found), strict=True)
 
@@ -259,7 +263,7 @@ class _SparkRunning(Running):
         except StrandlineError:
             raise
         except Exception as error:  # noqa: BLE001  # user code may raise anything
-            where = f"{place_of(self.info)}, batch {batch.batch_id}"
+            where = f"{self.info.where}, batch {batch.batch_id}"
             raise UserCodeError(f"{where}: {method}() failed\n{user_traceback(error)}") from None
 
     def _adapter(self) -> _Adapter:
@@ -270,7 +274,7 @@ class _SparkRunning(Running):
     def _make_reader(self, struct: StructType, place: str) -> KeyChunkReader:
         operator = self._spark_operator()
         made = SparkRowReader if operator.rows == "row" else FrameReader
-        return made(struct, operator.key_columns, operator.time_zone, place)
+        return made(struct, operator.key_columns, operator.time_zone, place, operator.limits)
 
     def _make_writer(self, place: str) -> Writer:
         operator = self._spark_operator()

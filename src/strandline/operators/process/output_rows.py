@@ -1,35 +1,34 @@
-"""Rows that user code yields or emits, on their way into record batches."""
+"""Output rows of user code, collected until they fill a record batch."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from strandline.errors import SchemaError, StrandlineError
 from strandline.operators.base import SideRows
-from strandline.operators.columns.rows import RowWriter, arrow_schema
+from strandline.operators.columns.row_writer import RowWriter
+from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.process.key_chunks import Key
-
-OUTPUT_ROWS: Final = 8192
-"""How many rows wait at most before they become a record batch."""
+from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
 
 
 class Writer(Protocol):
-    """Makes record batches of what user code yields."""
+    """Builds record batches from what user code yields."""
 
     def waiting(self) -> Any:
-        """A place for what waits: it has `append` and `clear`, and its length is a number of rows."""
+        """A new container for waiting rows: it has `append` and `clear`, and its length is the number of rows."""
 
     def build(self, rows: Any, key_at: Callable[[int], object]) -> pa.RecordBatch:
-        """A record batch of what waits; `key_at` names the key that yielded a row, for errors."""
+        """A record batch of the waiting rows; `key_at` tells errors which key yielded a row."""
 
 
 class OutputRows:
-    """Output rows that wait to become a record batch, and at which row each key's begin."""
+    """Output rows that wait for their record batch, and the row at which each key's rows begin."""
 
     __slots__ = ("_writer", "error", "keys", "rows", "starts")
 
@@ -39,10 +38,10 @@ class OutputRows:
         self.keys: list[Key] = []
         self.starts: list[int] = []
         self.error: SchemaError | None = None
-        """What the rows were refused for: it may surface inside user code, which might swallow it."""
+        """The error that `flush` raised. Kept because it is raised inside user code, which might swallow it."""
 
     def flush(self) -> pa.RecordBatch:
-        """The rows as a record batch; raises `SchemaError` that names the key where one does not fit."""
+        """The waiting rows as a record batch; raises `SchemaError`, with the key, if a row does not fit."""
         try:
             built = self._writer.build(self.rows, self._key_at)
         except SchemaError as error:
@@ -58,12 +57,12 @@ class OutputRows:
 
 
 class SideOutputs:
-    """The side outputs of an operator subtask: full record batches wait in `ready` until the operator yields them."""
+    """The side outputs of an operator subtask. Full record batches are in `ready` until the operator yields them."""
 
-    __slots__ = ("_outputs", "_where", "ready")
+    __slots__ = ("_output_rows", "_outputs", "ready")
 
-    def __init__(self, schemas: Mapping[str, StructType], where: str) -> None:
-        self._where = where
+    def __init__(self, schemas: Mapping[str, StructType], where: str, limits: ProcessLimits = DEFAULT_LIMITS) -> None:
+        self._output_rows = limits.output_rows
         self._outputs = {
             name: OutputRows(RowWriter(struct, arrow_schema(struct), f"{where}, side output {name!r}"))
             for name, struct in schemas.items()
@@ -71,7 +70,7 @@ class SideOutputs:
         self.ready: list[SideRows] = []
 
     def begin(self) -> None:
-        """Forget what an earlier try left."""
+        """Start a batch: drop what an earlier try of the batch left."""
         self.ready.clear()
         for output in self._outputs.values():
             output.rows.clear()
@@ -80,7 +79,7 @@ class SideOutputs:
             output.error = None
 
     def emit(self, name: str, row: Any, key: Key) -> None:
-        """Take a row of `key`."""
+        """Add a row that was emitted for `key`; raises `StrandlineError` if there is no such side output."""
         output = self._outputs.get(name)
         if output is None:
             known = ", ".join(map(repr, self._outputs)) or "none"
@@ -89,16 +88,16 @@ class SideOutputs:
             output.keys.append(key)
             output.starts.append(len(output.rows))
         output.rows.append(row)
-        if len(output.rows) >= OUTPUT_ROWS:
+        if len(output.rows) >= self._output_rows:
             self.ready.append(SideRows(name, output.flush()))
 
     def take(self) -> list[SideRows]:
-        """The record batches that are ready; the caller sends them on."""
+        """Remove and return the record batches that are ready."""
         taken, self.ready = self.ready, []
         return taken
 
     def take_all(self) -> list[SideRows]:
-        """All rows that are left, at the end of a batch."""
+        """Remove and return all rows that are left, at the end of a batch."""
         for name, output in self._outputs.items():
             if output.rows:
                 self.ready.append(SideRows(name, output.flush()))
@@ -106,5 +105,5 @@ class SideOutputs:
 
     @property
     def error(self) -> SchemaError | None:
-        """What rows were refused for, if any were."""
+        """The first error for which rows were refused, or None."""
         return next((output.error for output in self._outputs.values() if output.error), None)

@@ -1,0 +1,187 @@
+"""The operator that runs a `KeyedProcessor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, NamedTuple, get_args
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from strandline.errors import JobDefinitionError, StrandlineError, UserCodeError
+from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, Output, SubtaskInfo, TimeMode
+from strandline.operators.columns.declared import check_time_column
+from strandline.operators.columns.row_writer import RowWriter
+from strandline.operators.columns.schemas import arrow_schema
+from strandline.operators.process.key_codec import KeyCodec
+from strandline.operators.process.keyed_processor import KeyedProcessor
+from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
+from strandline.operators.process.output_rows import SideOutputs
+from strandline.operators.process.process_context import ProcessContext
+from strandline.operators.process.process_subtask import ProcessSubtask
+from strandline.operators.user_code import opened_copy, user_traceback
+from strandline.state.batch.changes import ChangeSet
+from strandline.state.coding.ddl import parse_schema
+from strandline.state.coding.keys import KeyEncoder
+from strandline.state.descriptors import StateDescriptor
+from strandline.state.handles.states import KeyScope
+from strandline.state.handles.timers import TIMERS, TimerService
+from strandline.state.handles.ttl import DEFAULT_SWEEP, SweepBudget
+
+
+class ProcessorMethods(NamedTuple):
+    """The names of the methods of user code, for errors."""
+
+    open: str
+    rows: str
+    timer: str
+
+
+class ProcessOperator(Operator):
+    """Runs a `KeyedProcessor`: groups rows by key, reads the value states of many keys at once, checks the output.
+
+    `time_mode` is the clock of the timers. `timer_service` says how due timers are found: by an index in memory
+    ("heap"), or by a scan of the stored timers ("rocksdb").
+
+    `late` says what happens to a row whose `event_time` is not after the watermark of the batch before. None: `process`
+    gets it like any other row. "drop": it is dropped. Any other value is the name of a side output, which has the
+    columns of the input, or those of them that `side_outputs` names.
+    """
+
+    sorted_input = True
+    methods: ClassVar = ProcessorMethods("open", "process", "on_timer")
+
+    def __init__(
+        self,
+        uid: str,
+        processor: KeyedProcessor,
+        key_columns: Sequence[str],
+        input_schema: StructType,
+        output_schema: StructType,
+        *,
+        time_mode: TimeMode = "none",
+        timer_service: TimerService = "heap",
+        event_time: str | None = None,
+        late: str | None = None,
+        side_outputs: Mapping[str, str | StructType] | None = None,
+        limits: ProcessLimits = DEFAULT_LIMITS,
+        sweep_budget: SweepBudget = DEFAULT_SWEEP,
+    ) -> None:
+        self.uid = uid
+        self.key_columns = tuple(key_columns)
+        self.processor = processor
+        self.input_struct = input_schema
+        self.output_struct = output_schema
+        self.input_schema = arrow_schema(input_schema)
+        self.output_schema = arrow_schema(output_schema)
+        self.time_mode = time_mode
+        self.timer_service = timer_service
+        self.event_time = event_time
+        self.late = late
+        self.limits = limits
+        self.sweep_budget = sweep_budget
+        self.side_outputs = {name: parse_schema(schema) for name, schema in (side_outputs or {}).items()}
+        if late not in (None, "drop"):
+            self.side_outputs.setdefault(str(late), input_schema)
+        self._subtask: ProcessSubtask | None = None
+        self._check_arguments()
+
+    def check(self) -> list[StateDescriptor]:
+        """The states that `open` declares, found in the driver before anything runs.
+
+        A copy of the processor is opened and never closed; its `context.subtask` is -1. Raises `JobDefinitionError` for
+        wrong names, schemas and durations, and for a processor that cannot be pickled and so cannot be sent to a slot.
+        Raises `UserCodeError` if `open` itself fails.
+        """
+        context = ProcessContext(SubtaskInfo("", self.uid, -1, 1, 1), KeyScope())
+        copy = opened_copy(self.processor, context, self.uid, self._processor_name(), self.methods.open)
+        self.deleted_states = self._deleted_by(copy)
+        codec = None
+        if self.time_mode != "none":
+            codec = KeyCodec(self.input_struct, self.key_columns, self.time_mode)
+        return _declared(context, codec)
+
+    def open(self, info: SubtaskInfo) -> None:
+        """Call the processor's `open`; raises `UserCodeError` if it fails."""
+        subtask = self._make_subtask(info)
+        try:
+            self.processor.open(subtask.context)
+        except StrandlineError:
+            raise
+        except Exception as error:  # noqa: BLE001  # user code may raise anything
+            raise UserCodeError(f"{info.where}: {self.methods.open}() failed\n{user_traceback(error)}") from None
+        subtask.opened()
+        self._subtask = subtask
+
+    def states(self) -> list[StateDescriptor]:
+        """The states that `open` declared, and the timers."""
+        if self._subtask is None:
+            return []
+        return _declared(self._subtask.context, self._subtask.key_codec)
+
+    def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
+        """Call user code once for every key of the batch, in the order of the input, then for every due timer."""
+        if self._subtask is None:
+            raise StrandlineError(f"operator {self.uid!r} was run before it was opened")
+        self.late_rows = 0
+        return self._subtask.run(rows, changes, batch)
+
+    def close(self) -> None:
+        """Call the processor's `close`."""
+        subtask, self._subtask = self._subtask, None
+        if subtask is not None:
+            try:
+                self.processor.close()
+            except StrandlineError:
+                raise
+            except Exception as error:  # noqa: BLE001  # user code may raise anything
+                raise UserCodeError(f"{subtask.info.where}: close() failed\n{user_traceback(error)}") from None
+
+    def _make_subtask(self, info: SubtaskInfo) -> ProcessSubtask:
+        return ProcessSubtask(self, info)
+
+    def _processor_name(self) -> str:
+        return type(self.processor).__name__
+
+    def _deleted_by(self, processor: KeyedProcessor) -> frozenset[str]:
+        return frozenset()
+
+    def _check_arguments(self) -> None:
+        """Raise here, in the driver, what the first row would raise in a slot."""
+        where = f"operator {self.uid!r}"
+        KeyEncoder(self.input_schema, self.key_columns, KEY_GROUP_COLUMN)
+        RowWriter(self.output_struct, self.output_schema, where)
+        SideOutputs(self.side_outputs, where)
+        for name, value, allowed in (
+            ("time_mode", self.time_mode, get_args(TimeMode)),
+            ("timer_service", self.timer_service, get_args(TimerService)),
+        ):
+            if value not in allowed:
+                raise JobDefinitionError(
+                    f"{where}: {name}={value!r} is not valid; use {' or '.join(map(repr, allowed))}"
+                )
+        if self.time_mode != "none":
+            KeyCodec(self.input_struct, self.key_columns, self.time_mode)
+        if self.event_time is not None:
+            check_time_column(self.input_struct, self.event_time, where)
+        elif self.late is not None:
+            raise JobDefinitionError(
+                f"{where}: late={self.late!r} needs event_time=, the column with the time of a row"
+            )
+        if self.late not in (None, "drop"):
+            self._check_late_output(str(self.late), where)
+
+    def _check_late_output(self, name: str, where: str) -> None:
+        columns = {field.name: field.dataType for field in self.input_struct.fields}
+        for field in self.side_outputs[name].fields:
+            if columns.get(field.name) != field.dataType:
+                raise JobDefinitionError(
+                    f"{where}: the side output {name!r} takes late rows, so its columns must be columns of the input; "
+                    f"{field.name} {field.dataType.simpleString()} is not"
+                )
+
+
+def _declared(context: ProcessContext, timer_keys: KeyCodec | None) -> list[StateDescriptor]:
+    """The states that `open` declared, and the state of the timers if the operator has timers."""
+    timers = [StateDescriptor(TIMERS, "timers", timer_keys.schema.json())] if timer_keys is not None else []
+    return [*context._descriptors.values(), *timers]

@@ -1,0 +1,68 @@
+"""Calls of user code: errors with the user's own traceback, and a check of the user's object in the driver."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Any, Final
+
+from strandline.errors import JobDefinitionError, SchemaError, StrandlineError, UserCodeError
+
+_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def explained(error: Exception, where: str, method: str) -> Exception:
+    """The error to raise for an error that came out of a call of user code.
+
+    Errors of our own that user code caused by a wrong call get `where` in front. Other errors of our own stay as they
+    are. Errors of the user's own code become a `UserCodeError` with their traceback.
+    """
+    if type(error) in (SchemaError, StrandlineError, JobDefinitionError):
+        return type(error)(f"{where}: {error}")
+    if isinstance(error, StrandlineError):
+        return error
+    return UserCodeError(f"{where}: {method}() failed\n{user_traceback(error)}")
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback of an error in user code, without the frames of this package."""
+    report = traceback.TracebackException.from_exception(error)
+    seen: set[int] = set()
+    todo: list[traceback.TracebackException | None] = [report]
+    while todo:
+        part = todo.pop()
+        if part is None or id(part) in seen:
+            continue
+        seen.add(id(part))
+        own = [frame for frame in part.stack if not os.path.abspath(frame.filename).startswith(_PACKAGE)]
+        part.stack = traceback.StackSummary.from_list(own)
+        todo += [part.__cause__, part.__context__]
+    return "".join(report.format()).rstrip()
+
+
+def opened_copy(processor: Any, context: Any, uid: str, name: str, method: str = "open") -> Any:
+    """Open a copy of the user's object in the driver, to learn which states it declares; returns the copy.
+
+    The copy is made by pickling, as it is for the slots. Raises `JobDefinitionError` if the object cannot be pickled or
+    declares something wrong, and `UserCodeError` if its `open` fails.
+    """
+    from pyspark import cloudpickle
+
+    try:
+        copy = cloudpickle.loads(cloudpickle.dumps(processor))  # type: ignore[no-untyped-call]  # PySpark's own
+    except Exception as error:  # pickling runs user code
+        raise JobDefinitionError(
+            f"operator {uid!r}: {name} cannot be sent to the slots: {error}; "
+            f"create what cannot be pickled (connections, locks, ...) in {method}()"
+        ) from error
+    try:
+        if hasattr(copy, "open"):
+            copy.open(context)
+    except StrandlineError as error:
+        raise JobDefinitionError(f"operator {uid!r}: {method}(): {error}") from error
+    except Exception as error:  # noqa: BLE001  # user code may raise anything
+        raise UserCodeError(
+            f"operator {uid!r}: {method}() failed in the driver, where a copy of the processor is "
+            f"opened to check its states (context.subtask is -1 there)\n{user_traceback(error)}"
+        ) from None
+    return copy

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
-import secrets
-import sys
-import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strandline.checkpoint.stats import CheckpointHistory, CheckpointStats
@@ -26,9 +22,9 @@ from strandline.errors import (
     StrandlineError,
 )
 from strandline.progress import Step
-from strandline.pyspark_releases import check_supported
-from strandline.runtime.driver.batches import FATAL
+from strandline.runtime.driver.batches import FATAL, BatchFunction
 from strandline.runtime.driver.cluster import Cluster
+from strandline.runtime.driver.cluster_setup import absolute_location, make_cluster
 from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.opening import GenerationRequest, RunContext, open_generation
 from strandline.runtime.driver.plan import Graph
@@ -36,8 +32,6 @@ from strandline.runtime.driver.recoveries import Recovery, Rescaling, moved_key_
 from strandline.runtime.driver.restart import RestartStrategy
 from strandline.runtime.driver.restore.savepoints import SavepointFormat, SavepointTarget
 from strandline.runtime.driver.restore.takeover import Restore
-from strandline.runtime.protocol.messages import ChangelogSettings, RunInfo, StorageSettings, UploadSettings
-from strandline.runtime.protocol.wire import ANY, default_bind_host
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,11 +40,40 @@ log = logging.getLogger(__name__)
 
 ENDED = ("finished", "stopped", "cancelled", "failed")
 FINAL_ERRORS = (*FATAL, FencedError, ConfigError, CheckpointError)
-"""A restart would only meet these again."""
+"""Errors that end the run: after a restart they would occur again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RescaleRequest:
+    """A parallelism that a user asked for."""
+
+    parallelism: int
+    result: Future[Rescaling]
+    """What the user waits for."""
+    step: Step
+    """Told what is being done next."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """Counts of the generations that have ended."""
+
+    rounds_repeated: int = 0
+    replaced_slots: int = 0
+
+    def plus(self, generation: BatchFunction) -> _Totals:
+        return _Totals(
+            self.rounds_repeated + generation.rounds_repeated,
+            self.replaced_slots + generation.replaced_slots,
+        )
 
 
 class Run:
-    """Starts generations, watches over them, and ends when told to or when a failure cannot be mended."""
+    """Starts generations and watches them. It ends when it is told to, or after a failure that no restart can repair.
+
+    Only the supervisor thread restarts, rescales and finishes the run. `stop` and `cancel` wait
+    for the supervisor to end, and then end the run in the caller's thread.
+    """
 
     def __init__(
         self,
@@ -76,24 +99,23 @@ class Run:
         self._history = CheckpointHistory()
         self._strategy = RestartStrategy.of(config)
         self._generation: Generation | None = None
-        self._number: int | None = None
-        """The generation that this run took over last, whether it came to life or not."""
+        self._last_claimed: int | None = None
+        """The number of the generation that this run took over last, even if that generation did not start."""
         self._cluster: Cluster | None = None
-        self._changed = threading.Condition()
-        self._asked = False
-        """Whether somebody asked the run to end."""
-        self._rescale: tuple[int, Future[Rescaling], Step] | None = None
-        """The parallelism that somebody asked for, and whom to tell."""
+        self._status_changed = threading.Condition()
+        self._end_requested = False
+        """Whether `stop` or `cancel` was called."""
+        self._rescale_request: _RescaleRequest | None = None
         self._ending = threading.Lock()
-        self._totals = {"rounds_repeated": 0, "replaced_slots": 0}
+        """Held by the caller that ends the run. Other callers wait, and then find that the run has ended."""
+        self._totals = _Totals()
         self._done = threading.Event()
 
     # --- starting --------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the first generation; what is wrong with the job, its options or its checkpoint is raised here."""
-        _check_spark(self._spark, self._config)
-        self._cluster = self._make_cluster()
+        """Start the first generation. Raises what is wrong with the job, its options or its checkpoint."""
+        self._cluster = make_cluster(self.name, self._spark, self._config)
         try:
             self._open_generation()
         except BaseException:
@@ -103,38 +125,6 @@ class Run:
             raise
         self._supervisor = threading.Thread(target=self._supervise, daemon=True, name=f"strandline-{self.name}")
         self._supervisor.start()
-
-    def _make_cluster(self) -> Cluster:
-        context = self._spark.sparkContext
-        run_id = uuid.uuid4().hex
-        secret = secrets.token_hex(32)
-        bind_host = default_bind_host(str(context.master), self._config.bind_host)
-        # Executors reach Spark's own driver by this name, so they reach us, too.
-        driver_host = context.getConf().get("spark.driver.host", None) if bind_host in ANY else bind_host
-
-        def info(coordinator: list[Any]) -> RunInfo:
-            return RunInfo(
-                job=self.name,
-                run_id=run_id,
-                secret=secret,
-                coordinator=coordinator,
-                local_dir=self._config.local_dir or tempfile.gettempdir(),
-                bind_host=bind_host,
-                heartbeat_timeout=self._config.heartbeat_timeout,
-                storage=StorageSettings(_absolute(self._config.checkpoint_dir), dict(self._config.storage_options)),
-                uploads=UploadSettings(
-                    self._config.inline_threshold,
-                    self._config.small_file_threshold,
-                    self._config.max_space_amplification,
-                ),
-                local_recovery=self._config.local_recovery,
-                changelog=_changelog(self._config),
-                sys_path=[os.path.abspath(entry) for entry in sys.path if entry] + [os.getcwd()],
-            )
-
-        return Cluster(
-            context, info, run_id=run_id, secret=secret, bind_host=bind_host, advertise_host=driver_host or bind_host
-        )
 
     def _open_generation(self, after_failure: StrandlineError | None = None, rescale: bool = False) -> None:
         assert self._cluster is not None
@@ -150,9 +140,9 @@ class Run:
         )
         request = GenerationRequest(
             self._config,
-            after=self._number,
+            after=self._last_claimed,
             # The first takeover writes into the job's log what it restored; later ones go on from there.
-            restore=self._restore if self._number is None else None,
+            restore=self._restore if self._last_claimed is None else None,
             after_failure=after_failure,
             rescale=rescale,
         )
@@ -160,12 +150,12 @@ class Run:
         self._set_status("running")
 
     def _claimed(self, number: int) -> None:
-        self._number = number
+        self._last_claimed = number
 
     def _set_status(self, status: str) -> None:
-        with self._changed:
+        with self._status_changed:
             self.status = status
-            self._changed.notify_all()
+            self._status_changed.notify_all()
 
     # --- watching --------------------------------------------------------------------------------
 
@@ -174,12 +164,12 @@ class Run:
             while not self._done.is_set():
                 generation = self._generation
                 assert generation is not None
-                failure = generation.watch(lambda: self._asked or self._rescale is not None)
-                if self._asked:
-                    return  # whoever asked ends the run
-                if failure is None and self._rescale is not None:
-                    failure = self._replace_generation(generation, *self._rescale)
-                    self._rescale = None
+                failure = generation.watch(lambda: self._end_requested or self._rescale_request is not None)
+                if self._end_requested:
+                    return  # `stop` or `cancel` ends the run
+                if failure is None and self._rescale_request is not None:
+                    failure = self._replace_generation(generation, self._rescale_request)
+                    self._rescale_request = None
                     if failure is None:
                         continue
                     generation = self._generation or generation
@@ -191,62 +181,71 @@ class Run:
             log.exception("job %s: the supervisor failed", self.name)
             self._fail(StrandlineError(f"job {self.name}: {type(error).__name__}: {error}"))
 
-    def _replace_generation(
-        self, generation: Generation, parallelism: int, asked: Future[Rescaling], step: Step
-    ) -> StrandlineError | None:
-        """Replace a generation, between two batches, by one of another parallelism; returns what went wrong.
+    def _replace_generation(self, generation: Generation, request: _RescaleRequest) -> StrandlineError | None:
+        """Replace a generation, between two batches, by one with another parallelism.
 
-        What is slow and needs no state is done while the old generation still works.
+        Returns the failure if the old generation is closed and the new one could not be opened. If the old generation
+        cannot be checkpointed, it goes on.
         """
         assert self._cluster is not None
-        before, began = self._config, time.time()
+        began = time.time()
         try:
-            step("finishing the batch")
-            self._cluster.warm(parallelism)
+            request.step("finishing the batch")
+            # Slot processes take long to start and need no state, so they start while the old generation still works.
+            self._cluster.warm(request.parallelism)
             generation.batch_function.hold()
             held = time.time()
-            step("taking a checkpoint")
+            request.step("taking a checkpoint")
             generation.checkpoints.take(generation.heal)
             covered = time.time()
-            step("ending the query")
         except StrandlineError as error:
-            asked.set_exception(error)
+            request.result.set_exception(error)
             generation.batch_function.go_on()
             return None
-        try:
-            self._set_status("rescaling")
-            self._close_generation(generation)
-            self._config = before.replace(parallelism=parallelism)
-            step(f"opening the state of {parallelism} subtasks")
-            self._open_generation(rescale=True)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on as it was if it can
-            self._config = before
-            failure = StrandlineError(
-                f"job {self.name}: not rescaled to {parallelism}: {type(error).__name__}: {error}"
-            )
-            asked.set_exception(failure)
+        failure = self._open_rescaled(generation, request)
+        if failure is not None:
+            request.result.set_exception(failure)
             return failure
-        assert self._generation is not None
-        opened, now = self._generation.opened, time.time()
-        asked.set_result(
-            Rescaling(
-                time=began,
-                parallelism_before=generation.parallelism,
-                parallelism=parallelism,
-                batch=generation.batch_function.decided,
-                duration_ms=(now - began) * 1000,
-                pause_ms=(now - held) * 1000,
-                checkpoint_ms=(covered - held) * 1000,
-                slots_ms=opened.duration_ms,
-                moved_key_groups=moved_key_groups(generation.parallelism, parallelism, before.max_parallelism),
-                local_bytes=opened.local_bytes,
-                durable_bytes=opened.durable_bytes,
-            )
-        )
+        request.result.set_result(self._rescaling(generation, request.parallelism, began, held, covered))
         return None
 
+    def _open_rescaled(self, generation: Generation, request: _RescaleRequest) -> StrandlineError | None:
+        """Close a generation and open one with the requested parallelism. Returns the failure, if there is one."""
+        before = self._config
+        try:
+            request.step("ending the query")
+            self._set_status("rescaling")
+            self._close_generation(generation)
+            self._config = before.replace(parallelism=request.parallelism)
+            request.step(f"opening the state of {request.parallelism} subtasks")
+            self._open_generation(rescale=True)
+            return None
+        except Exception as error:  # noqa: BLE001 - after any error the run goes back to the old parallelism
+            self._config = before
+            return StrandlineError(
+                f"job {self.name}: not rescaled to {request.parallelism}: {type(error).__name__}: {error}"
+            )
+
+    def _rescaling(self, old: Generation, parallelism: int, began: float, held: float, covered: float) -> Rescaling:
+        """What the replacement of `old` by the present generation took."""
+        assert self._generation is not None
+        opened, now = self._generation.opened, time.time()
+        return Rescaling(
+            time=began,
+            parallelism_before=old.parallelism,
+            parallelism=parallelism,
+            batch=old.batch_function.decided,
+            duration_ms=(now - began) * 1000,
+            pause_ms=(now - held) * 1000,
+            checkpoint_ms=(covered - held) * 1000,
+            slots_ms=opened.duration_ms,
+            moved_key_groups=moved_key_groups(old.parallelism, parallelism, self._config.max_parallelism),
+            local_bytes=opened.local_bytes,
+            durable_bytes=opened.durable_bytes,
+        )
+
     def _finish(self, generation: Generation) -> None:
-        """The source is drained: a last checkpoint makes everything visible."""
+        """The source is drained. A last checkpoint makes all rows visible, and the run ends."""
         try:
             generation.checkpoints.take(generation.heal)
         except StrandlineError as error:
@@ -255,8 +254,8 @@ class Run:
         self._end(generation, "finished")
 
     def _restart(self, generation: Generation, failure: StrandlineError) -> bool:
-        """Go back to the last completed checkpoint, as long as the restart strategy allows."""
-        # A file that a slot found damaged while the job ran: the next start looks for an older checkpoint.
+        """Go back to the last completed checkpoint. Returns False if the run ends instead."""
+        # If a slot found a damaged file while the job ran, the restart restores an older checkpoint.
         final = isinstance(failure, FINAL_ERRORS) and not isinstance(failure, DamagedFileError)
         while True:
             self._close_generation(generation)
@@ -268,24 +267,23 @@ class Run:
             self.restarts += 1
             self._set_status("restarting")
             deadline = time.monotonic() + delay
-            while time.monotonic() < deadline and not self._asked:
+            while time.monotonic() < deadline and not self._end_requested:
                 time.sleep(0.02)
-            if self._asked:
+            if self._end_requested:
                 return False
             try:
                 self._open_generation(failure)
                 return True
             except StrandlineError as error:
                 failure = error
-            except Exception as error:  # noqa: BLE001 - whatever Spark raises, the strategy decides
+            except Exception as error:  # noqa: BLE001 - Spark raises many types; the restart strategy decides about all
                 failure = StrandlineError(f"job {self.name}: {type(error).__name__}: {error}")
             final = isinstance(failure, FINAL_ERRORS)
 
     def _close_generation(self, generation: Generation) -> None:
         if self._generation is generation:
             self._generation = None
-            self._totals["rounds_repeated"] += generation.batch_function.rounds_repeated
-            self._totals["replaced_slots"] += generation.batch_function.replaced_slots
+            self._totals = self._totals.plus(generation.batch_function)
             generation.close()
 
     def _fail(self, error: StrandlineError) -> None:
@@ -311,6 +309,7 @@ class Run:
     # --- what the user asks ------------------------------------------------------------------------
 
     def process_all_available(self) -> None:
+        """Return once all rows that are there now are processed and covered by a completed checkpoint."""
         if self._available_now:
             self.await_termination(None)
             return
@@ -325,34 +324,38 @@ class Run:
                 log.info("job %s: waiting for the restart after: %s", self.name, error)
 
     def _running(self) -> Generation:
-        """The generation that runs, once there is one."""
+        """The running generation; waits while the run starts or restarts. Raises if the run has ended."""
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self.status in ("running", *ENDED))
+            with self._status_changed:
+                self._status_changed.wait_for(lambda: self.status in ("running", *ENDED))
             self._raise_if_failed()
             generation = self._generation
             if self.status != "running":
                 raise JobFailedError(f"job {self.name!r} does not run any more: it is {self.status}")
             if generation is not None:
                 return generation
-            time.sleep(0.05)  # it has just failed, and is about to be restarted or given up
+            time.sleep(0.05)  # the generation has just failed; the supervisor is about to change the status
 
     def _raise_if_failed(self) -> None:
         if self.status == "failed" and self.error is not None:
             raise self.error
 
     def await_termination(self, timeout: float | None) -> bool:
+        """Wait until the run ends; False if it still runs after `timeout` seconds. Raises its error if it failed."""
         ended = self._done.wait(timeout)
         self._raise_if_failed()
         return ended
 
     def checkpoints(self) -> list[CheckpointStats]:
+        """The run's checkpoints, oldest first."""
         return self._history.checkpoints()
 
     def recoveries(self) -> list[Recovery]:
+        """The run's recoveries, oldest first."""
         return list(self._cluster.recoveries) if self._cluster is not None else []
 
     def trigger_checkpoint(self) -> CheckpointStats:
+        """Take a checkpoint now, and return when it is complete."""
         taken = self._running().checkpoints.take()
         if taken is None:
             raise CheckpointError(
@@ -361,23 +364,25 @@ class Run:
         return taken
 
     def rescale(self, parallelism: int, step: Step) -> Rescaling:
-        self._config.replace(parallelism=parallelism)  # raises what is wrong with it
+        """Continue with another parallelism, and return once the new generation runs."""
+        self._config.replace(parallelism=parallelism)  # raises `ConfigError` for a parallelism that is not possible
         if self._available_now:
             raise ConfigError("a run with available_now=True cannot be rescaled; start it with another parallelism")
-        asked: Future[Rescaling] = Future()
-        with self._changed:
-            if self._rescale is not None:
+        result: Future[Rescaling] = Future()
+        with self._status_changed:
+            if self._rescale_request is not None:
                 raise StrandlineError(f"job {self.name!r} is being rescaled already")
-            self._rescale = (parallelism, asked, step)
+            self._rescale_request = _RescaleRequest(parallelism, result, step)
         while True:
             with suppress(TimeoutError):
-                return asked.result(timeout=0.2)
-            if self._done.is_set() and not asked.done():
-                self._rescale = None
+                return result.result(timeout=0.2)
+            if self._done.is_set() and not result.done():
+                self._rescale_request = None
                 self._raise_if_failed()
                 raise JobFailedError(f"job {self.name!r} does not run any more: it is {self.status}")
 
     def savepoint(self, directory: str, format_: SavepointFormat) -> str:
+        """Write a savepoint into a new folder in `directory`, and return the folder's path."""
         generation = self._running()
         return self._savepoint(generation, directory, format_, None)
 
@@ -385,7 +390,8 @@ class Run:
         self, generation: Generation, directory: str, format_: SavepointFormat, heal: Callable[[], None] | None
     ) -> str:
         def target() -> SavepointTarget:
-            return SavepointTarget.within(_absolute(directory), self.name, format_, dict(self._config.storage_options))
+            options = dict(self._config.storage_options)
+            return SavepointTarget.within(absolute_location(directory), self.name, format_, options)
 
         taken = generation.checkpoints.savepoint(target, heal)
         if taken is None:
@@ -396,28 +402,30 @@ class Run:
         return taken.path
 
     def stop(self, savepoint_dir: str | None = None, format_: SavepointFormat = "canonical") -> str | None:
-        """End after a last checkpoint, and a savepoint if a directory for it is given; returns its path."""
+        """Finish the batch, take a last checkpoint, and end. With `savepoint_dir`, returns the path of a savepoint."""
         made: list[str] = []
 
-        def orderly(generation: Generation) -> None:
+        def finish(generation: Generation) -> None:
             generation.batch_function.hold()
             generation.checkpoints.take(generation.heal)
             if savepoint_dir is not None:
                 made.append(self._savepoint(generation, savepoint_dir, format_, generation.heal))
 
-        self._ask("stopped", orderly)
+        self._end_on_request("stopped", finish)
         return made[0] if made else None
 
     def cancel(self) -> None:
-        def at_once(generation: Generation) -> None:
+        """End without a last checkpoint. With `on_cancel="delete"`, all checkpoints are deleted."""
+
+        def abandon(generation: Generation) -> None:
             if self._config.on_cancel == "delete":
                 generation.checkpoints.delete_all()
 
-        self._ask("cancelled", at_once)
+        self._end_on_request("cancelled", abandon)
 
-    def _ask(self, status: str, last_acts: Callable[[Generation], None]) -> None:
-        """End the run: the supervisor steps back first, so that it does not restart what is being ended."""
-        self._asked = True
+    def _end_on_request(self, status: str, last_acts: Callable[[Generation], None]) -> None:
+        """End the run. The supervisor ends first, so that it does not restart the generation meanwhile."""
+        self._end_requested = True
         self._supervisor.join()
         with self._ending:
             if self._done.is_set():
@@ -433,58 +441,21 @@ class Run:
             self._end(generation, status)
 
     def query(self, uid: str, state: str, key: Any) -> Any:
+        """The value of a state for one key, as of the last commit."""
         return self._running().query(uid, state, key if isinstance(key, tuple) else (key,))
 
     def processes(self) -> dict[str, Any]:
+        """The run's task managers and slots with their process ids."""
         return self._cluster.describe() if self._cluster is not None and not self._done.is_set() else {}
 
     def figures(self) -> dict[str, Any]:
+        """Counts of the whole run, and the figures of the present generation."""
         generation = self._generation
-        repeated, replaced = self._totals["rounds_repeated"], self._totals["replaced_slots"]
-        state: dict[str, Any] = {}
-        if generation is not None:
-            repeated += generation.batch_function.rounds_repeated
-            replaced += generation.batch_function.replaced_slots
-            state = generation.figures()
+        totals = self._totals if generation is None else self._totals.plus(generation.batch_function)
         return {
             "status": self.status,
             "restarts": self.restarts,
-            "rounds_repeated": repeated,
-            "replaced_slots": replaced,
-            **state,
+            "rounds_repeated": totals.rounds_repeated,
+            "replaced_slots": totals.replaced_slots,
+            **(generation.figures() if generation is not None else {}),
         }
-
-
-def _changelog(config: Config) -> ChangelogSettings | None:
-    if not config.changelog:
-        return None
-    return ChangelogSettings(
-        upload_timeout=config.changelog_upload_timeout,
-        upload_attempts=config.changelog_upload_attempts,
-        max_behind_bytes=config.changelog_max_in_flight,
-        materialization_interval=config.materialization_interval,
-        max_amplification=config.changelog_max_amplification,
-        storage=(
-            StorageSettings(_absolute(config.changelog_dir), dict(config.storage_options))
-            if config.changelog_dir is not None
-            else None
-        ),
-    )
-
-
-def _absolute(location: str) -> str:
-    """A local path must mean the same folder in every process, whatever its working directory."""
-    return location if "://" in location else os.path.abspath(location)
-
-
-def _check_spark(spark: SparkSession, config: Config) -> None:
-    check_supported(spark.version)
-    context = spark.sparkContext
-    if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
-        context.pythonExec = sys.executable  # the workers must find this package
-    limit = context.getConf().get("spark.executor.pyspark.memory", None)
-    if limit is not None:
-        raise ConfigError(
-            f"spark.executor.pyspark.memory={limit} limits the address space of Python workers and of all processes "
-            f"they start, so slots could not have state_memory of {config.state_memory} bytes. Remove the setting."
-        )

@@ -131,7 +131,7 @@ class Folder:
 
     def take_over(self, hours_ago: float) -> None:
         self.store.take_over()
-        self._age(PATHS.log_entry(self.store.log.position), hours_ago)
+        self._age(PATHS.log_entry(self.store.job_log.position), hours_ago)
 
     def put(self, path: str, hours_ago: float, data: bytes | None = None) -> str:
         self.storage.write(path, path.encode() if data is None else data)
@@ -253,7 +253,7 @@ def test_a_checkpoint_that_completes_after_the_listing_is_seen_as_referenced(fol
 
         def list(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
             files = super().list(prefix, after)
-            if prefix == PATHS.root and folder.store.log.last_checkpoint_id == 3:
+            if prefix == PATHS.root and folder.store.job_log.last_checkpoint_id == 3:
                 folder.complete(4, PATHS.shared("pending"), retained=(4,), dropped=(2, 3))
             return files
 
@@ -282,7 +282,7 @@ def test_a_long_run_that_cut_off_its_own_takeover_keeps_what_is_newer_than_its_o
 
 def test_where_the_log_lacks_the_takeover_without_being_long_nothing_is_an_orphan(folder: Folder) -> None:
     folder.complete(4, PATHS.shared("c"), retained=(4,), dropped=(2, 3))
-    folder.storage.delete([PATHS.log_entry(n) for n in range(folder.store.log.position)])
+    folder.storage.delete([PATHS.log_entry(n) for n in range(folder.store.job_log.position)])
     assert not folder.orphans()
 
 

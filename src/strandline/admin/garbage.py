@@ -142,7 +142,7 @@ def find_garbage(
     paths = JobPaths(job)
     store = JobLogStore(storage, paths)
     store.load()
-    _check_ours(storage, paths, store.log)
+    _check_ours(storage, paths, store.job_log)
     ours = None
     if take_over:
         ours = store.take_over().generation
@@ -194,8 +194,8 @@ def delete_garbage(
     while some := [file.path for file in islice(orphans, at_once)]:
         if store.load().generation != garbage.generation:
             raise FencedError(
-                f"job {garbage.job!r}: a driver took the job over as generation {store.log.generation} while orphans "
-                "were being deleted. Those that are left were not touched; run the command again."
+                f"job {garbage.job!r}: a driver took the job over as generation {store.job_log.generation} while "
+                "orphans were being deleted. Those that are left were not touched; run the command again."
             )
         temporary = [path for path in some if path.rpartition("/")[2].startswith(TEMPORARY)]
         delete_files(storage, set(some).difference(temporary))
@@ -205,7 +205,7 @@ def delete_garbage(
 
 def _readable(storage: Storage, paths: JobPaths, store: JobLogStore) -> Iterator[CheckpointMetadata]:
     """The retained checkpoints that can be read."""
-    for number in (*store.log.retained, *store.released()):
+    for number in (*store.job_log.retained, *store.released()):
         with suppress(CheckpointError, NotFoundError):
             yield _read_retained(storage, paths, number)
 

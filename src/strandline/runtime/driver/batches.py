@@ -1,8 +1,8 @@
-"""The batch function: has every subtask prepare a micro-batch, whatever the sinks do with its rows, and commits it.
+"""The batch function, which Spark calls for every micro-batch: every subtask prepares the batch, then it is committed.
 
-A batch is worked out in rounds. When a slot or a Spark task is lost, or an action fails for another passing reason,
-what was prepared is discarded everywhere and the action runs again in a new round; neither the query nor other slots'
-state is touched. Once every subtask is prepared in one round the batch is decided, and it is final.
+A batch is prepared in rounds. If a slot or a Spark task is lost, or an action fails for another passing reason, all
+slots discard what they prepared, and the action runs again in a new round. The query goes on, and the state of other
+slots stays as it is. Once every subtask is prepared in one round, the batch is decided. A decision is final.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ Made = TypeVar("Made")
 
 MAX_ROUNDS = 8
 FATAL = (UserCodeError, SchemaError, StorageFullError)
-"""Errors that the same batch would meet again: it is not run anew, and the run is not restarted."""
+"""Errors that would occur again for the same batch: neither the batch nor the run is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlets:
-    """How a batch's rows reach the sinks: the plan's branches, told apart."""
+    """Which rows of the finished plan belong to which sink."""
 
     manifests: Callable[[DataFrame], DataFrame] | None
-    """The part of the finished rows that names staged Parquet files; None where no sink writes such files."""
+    """Selects the manifest rows, which name the staged Parquet files; None if the job has no `ParquetSink`."""
     functions: tuple[tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame, int], None]], ...]
-    """For every `ForeachBatchSink`: its rows, and the user's function."""
+    """For every `ForeachBatchSink`: a function that selects its rows, and the user's function."""
 
 
 class BatchFunction:
-    """Called by Spark for every micro-batch of one generation, one after the other."""
+    """Runs the micro-batches of one generation, one after the other."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class BatchFunction:
     # --- stopping --------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Let the batch that runs finish, and no other begin."""
+        """Wait for the running batch to end, and let no other batch begin."""
         self._gate.clear()
         with self.busy:
             pass
@@ -110,9 +110,10 @@ class BatchFunction:
         self._gate.set()
 
     def end(self, stop_query: Callable[[], None], query_active: Callable[[], bool]) -> None:
-        """Stop the query. A batch that waits at the gate, or whose action is cut short by this, leaves no trace.
+        """Stop the query. A batch that waits at the gate does not run; a batch whose action is interrupted is dropped.
 
-        The gate opens only when the query counts as stopped: else Spark would tell its source that the batch is done.
+        The gate opens only once the query is inactive. If it opened earlier, the waiting batch would return to an
+        active query, and Spark would tell the sources that the batch is done.
         """
         self._gate.clear()
         self._ending.set()
@@ -149,8 +150,8 @@ class BatchFunction:
             elif not self._ending.is_set():
                 log.exception("job %s: batch %d failed", self._cluster.run.job, spark_batch)
                 self.failure = StrandlineError(f"batch {spark_batch}: {type(error).__name__}: {error}")
-            # The whole story is in `failure`. Spark takes what it gets apart with a regular expression that overflows
-            # the stack of its stream thread on a long text, and then the query hangs instead of ending.
+            # The error is in `failure`, and Spark gets only a short text. Spark parses it with a regular expression. A
+            # long text overflows the stack of Spark's stream thread, and then the query hangs instead of ending.
             raise RuntimeError("the batch function failed") from None
 
     def _run(self, rows: DataFrame, spark_batch: int) -> None:
@@ -168,10 +169,10 @@ class BatchFunction:
         self._commit(spark_batch, files, began)
 
     def initialize(self, frames: list[DataFrame]) -> None:
-        """Hand the initial state of steps that begin to their slots, as a batch of its own before Spark's first.
+        """Send initial state to the slots of the steps that have some, as a batch of its own before Spark's first.
 
-        No checkpoint covers it alone: if the run fails before its first checkpoint, it begins again with this. For
-        other steps it is the beginning of time, so that nothing of theirs is due.
+        No checkpoint covers this batch alone. If the run fails before its first checkpoint, the restart repeats it.
+        Steps without initial state get the time 0 in this batch, so that none of their timers is due.
         """
         if not frames:
             return
@@ -191,12 +192,12 @@ class BatchFunction:
             try:
                 self._in_rounds(context, batch, when, evaluate)
             finally:
-                for name in PROPERTIES:  # they belong to this thread, which is the user's
+                for name in PROPERTIES:  # local properties belong to this thread, and this thread is the user's
                     context.setLocalProperty(name, None)  # type: ignore[arg-type]  # None removes it
             self._decide(lambda _timers: None)
 
     def _in_rounds(self, context: SparkContext, batch: int, when: BatchTime, evaluate: Callable[[Round], Made]) -> Made:
-        """Have every subtask prepared in one round, repeating what passing failures cut short."""
+        """Run `evaluate` until every subtask is prepared in one round. Passing failures lead to a new round."""
         round_ = self._protocol.begin(batch)
         while True:
             try:
@@ -217,7 +218,7 @@ class BatchFunction:
                 if isinstance(cause, FATAL) or round_.number >= MAX_ROUNDS - 1:
                     raise cause from error
                 log.warning(
-                    "job %s, batch %d, round %d is run again after: %s",
+                    "job %s, batch %d: round %d failed, and a new round begins: %s",
                     self._cluster.run.job,
                     batch,
                     round_.number,
@@ -227,7 +228,7 @@ class BatchFunction:
                 round_ = self._next_round()
 
     def _next_round(self) -> Round:
-        """Every slot alive again, with nothing prepared."""
+        """Replace lost slots, and have every slot discard what it prepared."""
         self._protocol.action_failed()
         while True:
             self.recover()
@@ -240,7 +241,7 @@ class BatchFunction:
                     raise
 
     def recover(self) -> None:
-        """Replace lost slots at the last committed batch. Only the batch function, or who holds `busy`, may do this."""
+        """Replace lost slots. They start with the state of the last committed batch. The caller holds `busy`."""
         replaced = self._replace_lost_slots()
         if replaced:
             self.replaced_slots += len(replaced)
@@ -262,11 +263,14 @@ class BatchFunction:
             except SegmentsLostError:
                 raise
             except SlotLostError as error:
-                log.warning("job %s: a slot was lost while it was replaced: %s", self._cluster.run.job, error)
-        raise SlotLostError(f"job {self._cluster.run.job}: slots were lost again and again while they were replaced")
+                log.warning("job %s: a slot was lost while slots were replaced: %s", self._cluster.run.job, error)
+        raise SlotLostError(
+            f"job {self._cluster.run.job}: slots were lost in each of {MAX_ROUNDS} attempts to replace them; the logs "
+            "of the slots are in the run's folder under local_dir"
+        )
 
     def _evaluate(self, rows: DataFrame, batch: int) -> list[SinkFile]:
-        """Write the rows to all sinks. Parquet files are staged by the plan itself; functions are the user's."""
+        """Write the rows to all sinks, and return the staged Parquet files."""
         files: list[SinkFile] = []
         context = rows.sparkSession.sparkContext
         context.setLocalProperty(STAGING, str(True))
@@ -287,7 +291,7 @@ class BatchFunction:
         return files
 
     def _prepare_all(self, rows: DataFrame, round_: Round, when: BatchTime) -> None:
-        """Every subtask prepared: also those whose rows no sink asked for, and those that Spark did not call."""
+        """Prepare the subtasks whose rows no sink has evaluated, and those that got no rows."""
         self._note_prepared(round_)
         if self._protocol.missing() and self._outlets.functions:
             rows.write.format("noop").mode("overwrite").save()
@@ -313,8 +317,11 @@ class BatchFunction:
             self._checkpoints.committed(batch, spark_batch, files, began)
         self.batches += 1
 
-    def _decide(self, told: Callable[[list[NextTimers]], None]) -> int:
-        """Decide, then tell. A slot that dies in between is brought to the decided batch from its segments."""
+    def _decide(self, on_applied: Callable[[list[NextTimers]], None]) -> int:
+        """Decide the batch, and have every slot apply it. `on_applied` gets what each slot waits for next.
+
+        A slot that dies in between is rebuilt at the decided batch, from its segments.
+        """
         with self._checkpoints.commit_guard:
             batch = self._protocol.commit()
             for _ in range(MAX_ROUNDS):
@@ -322,16 +329,17 @@ class BatchFunction:
                     timers = self._cluster.commit(batch)
                     for index in timers:
                         self._protocol.applied(index, self._cluster.incarnation(index), batch)
-                    told(list(timers.values()))
+                    on_applied(list(timers.values()))
                     return batch
                 except SlotLostError:
                     self.recover()
             raise SlotLostError(
-                f"job {self._cluster.run.job}: slots were lost again and again while batch {batch} was committed"
+                f"job {self._cluster.run.job}: slots were lost in each of {MAX_ROUNDS} attempts to commit batch "
+                f"{batch}; the logs of the slots are in the run's folder under local_dir"
             )
 
     def _cause(self, error: Exception, round_: Round) -> StrandlineError:
-        """What went wrong, as the slot or the task told it, rather than as it arrived through Spark."""
+        """The original error of a slot or a task, instead of the text that Spark made of it."""
         if isinstance(error, StrandlineError):
             return error
         for status in self._cluster.try_fan("status", None, timeout=5.0).values():
@@ -347,7 +355,7 @@ _RAISED = re.compile(r"^strandline\.errors\.(\w+): (.*?)(?=^\S*\n?\tat |\Z)", re
 
 
 def error_in_task(text: str) -> StrandlineError | None:
-    """The Strandline error that a Python worker raised, read from what Spark made of it."""
+    """The Strandline error that a Python worker raised, parsed from Spark's error text; None if there is none."""
     found = _RAISED.search(text)
     if found is None:
         return None
@@ -358,7 +366,7 @@ def error_in_task(text: str) -> StrandlineError | None:
 
 
 def _is_spark_failure(error: Any) -> bool:
-    """Whether an action failed (it may work when run again), as opposed to the user's own code."""
+    """Whether a Spark action failed, which may succeed in a new round, and not the user's own code."""
     from py4j.protocol import Py4JError
     from pyspark.errors import AnalysisException, PySparkException
 

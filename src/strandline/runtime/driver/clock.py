@@ -1,9 +1,12 @@
-"""The time of a batch, and batches that come without rows because it is time for something.
+"""The time of every batch, and the batches without rows that fire timers.
 
-Spark decides what time it is: the offset log of every batch names its processing time and its watermark, which follows
-from the rows of earlier batches. Both are the same for every subtask and every retry, and both come back with the
-position in the input after a restore. Where a step waits for a time, a source that never has rows joins the query;
-Spark runs a batch whenever the number in its file changes.
+Spark sets the time: its offset log names the processing time and the watermark of every batch. Every subtask and every
+retry of a batch sees the same time, and a restore brings it back with the position in the sources. If a step has
+timers, the query also reads the tick source, which never has rows. Spark runs a batch whenever the number in the tick
+source's file changes.
+
+Private Spark API: this module reads entries of Spark's offset log and commit log, whose format is internal. The
+watermark is public only in the progress of a query, which Spark reports after the batch; a batch needs it before.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 NextTimers = Mapping[TimeMode, int | None]
-"""The earliest time, per clock, at which a slot has something to do without rows."""
+"""For each clock, the time in milliseconds of a slot's earliest timer; None if the slot waits for nothing."""
 
 
 class Clock:
-    """Knows the time of every batch of one generation, and asks for batches when a timer is due."""
+    """Knows the time of every batch of one generation, and requests a batch when a timer is due."""
 
     def __init__(self, scratch: Path, modes: frozenset[TimeMode], *, restored: bool) -> None:
         """`scratch` is Spark's checkpoint folder; `modes` are the clocks that the job's steps need."""
@@ -37,12 +40,12 @@ class Clock:
         self._timers: dict[TimeMode, int | None] = {}
         self._last: int | None = None
         self._unknown = restored
-        """Timers of restored state are known only once a batch has run."""
-        self._asked = False
+        """Whether some slot's timers are not known. After a restore they are known once a batch has run."""
+        self._tick_requested = False
 
     @property
     def ticks(self) -> Path | None:
-        """The file of the tick source; None where no step waits for a time."""
+        """The file of the tick source; None if no step has timers."""
         return self._scratch / "tick" if self._modes else None
 
     def of(self, spark_batch: int) -> BatchTime:
@@ -56,42 +59,40 @@ class Clock:
         )
 
     def committed(self, spark_batch: int, timers: list[NextTimers]) -> None:
-        """A batch is done; `timers` is what each slot waits for now."""
+        """A batch is committed; `timers` has an entry for every slot."""
         self._timers = {
             mode: min((known for slot in timers if (known := slot.get(mode)) is not None), default=None)
             for mode in self._modes
         }
         self._last = spark_batch
-        self._unknown = self._asked = False
+        self._unknown = self._tick_requested = False
 
     def forget(self) -> None:
-        """A slot was replaced: what it waits for is known after the next batch."""
+        """A slot was replaced, so its timers are not known before the next batch."""
         self._unknown = True
 
-    def tick_if_due(self) -> bool:
-        """Ask for a batch without rows if something is due and nothing else is on its way; says whether it did."""
-        if not self._modes or self._asked or not self._due():
-            return False
-        self.tick()
-        return True
+    def tick_if_due(self) -> None:
+        """Request a batch if a timer is due and no batch was requested for it already."""
+        if self._modes and not self._tick_requested and self._due():
+            self.tick()
 
     def tick(self) -> None:
-        """Ask Spark for a batch, with rows or without."""
+        """Have Spark run a batch, even if no source has new rows."""
         assert self.ticks is not None
-        self._asked = True
+        self._tick_requested = True
         temporary = self.ticks.with_suffix(".new")
         temporary.write_text(str(time.time_ns()))
         temporary.replace(self.ticks)
 
     def watermark_moved(self) -> bool:
-        """Whether the next batch will have a later watermark than the last one, which some step waits for."""
+        """Whether the next batch will have a later watermark than the last one, and some step uses event time."""
         upcoming = self._upcoming_watermark()
         if "event" not in self._modes or self._last is None or upcoming is None:
             return False
         return upcoming > (self.of(self._last).watermark_ms or 0)
 
     def event_timer_due(self) -> bool:
-        """Whether something waits for an event time that the next batch's watermark has reached."""
+        """Whether the watermark of the next batch will fire an event-time timer."""
         event = self._timers.get("event")
         upcoming = None if event is None else self._upcoming_watermark()
         return event is not None and upcoming is not None and event <= upcoming
@@ -105,7 +106,7 @@ class Clock:
         return self.event_timer_due()
 
     def _upcoming_watermark(self) -> int | None:
-        """What the next batch's watermark will be, once Spark has noted that the last one is done."""
+        """The watermark of the next batch; None until Spark has written the commit of the last one."""
         if self._last is None:
             return None
         try:
@@ -127,7 +128,7 @@ class Clock:
 
 
 def tick_rows(spark: SparkSession, ticks: Path, schema: StructType) -> DataFrame:
-    """A stream without rows, of any schema; it has a new batch whenever the number in the file `ticks` changes."""
+    """A stream with the given schema and no rows. Spark runs a batch whenever the number in file `ticks` changes."""
     from pyspark.sql import functions as F
 
     spark.dataSource.register(TickSource)
@@ -136,11 +137,11 @@ def tick_rows(spark: SparkSession, ticks: Path, schema: StructType) -> DataFrame
 
 
 FIRST_TICK = json.dumps({"tick": 0})
-"""The offset of the tick source before its first tick, as it stands in Spark's offset log."""
+"""The line of Spark's offset log for the tick source before its first tick."""
 
 
 def is_tick(offset: str) -> bool:
-    """Whether a line of Spark's offset log is that of the tick source."""
+    """Whether a line of Spark's offset log belongs to the tick source."""
     try:
         value = json.loads(offset)
     except ValueError:
@@ -149,7 +150,7 @@ def is_tick(offset: str) -> bool:
 
 
 class TickSource(DataSource):
-    """A Python data source whose offset is the number in a local file of the driver."""
+    """A Python data source without rows. Its offset is the number in a local file of the driver."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,7 +1,7 @@
-"""The job's graph, and the one streaming plan that Spark runs for it.
+"""The job's graph, and the streaming plan that Spark runs for it.
 
-Shuffles, relays and Parquet writers are all part of the plan, which is built once for a query; the batch function only
-starts actions on the finished rows. A stream that is used twice is evaluated twice, and gets the same rows both times.
+The plan contains all shuffles, relays and Parquet writers. It is built once for a query; the batch function only starts
+actions on its finished rows. A stream with two readers is evaluated twice, and yields the same rows both times.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Transformation = Callable[["DataFrame"], "DataFrame"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceNode:
-    """A streaming DataFrame that the user brought."""
+    """A streaming DataFrame of the user."""
 
     frame: DataFrame
 
@@ -46,7 +46,7 @@ class TransformNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnionNode:
-    """The rows of several streams with one schema."""
+    """The rows of several streams that have the same schema."""
 
     parents: tuple[Node, ...]
 
@@ -58,15 +58,15 @@ class StatefulNode:
     parent: Node
     operator: Operator
     columns: tuple[str, ...]
-    """The input columns that the operator reads; no others are shuffled."""
+    """The input columns that the operator reads. Only these are shuffled."""
     output: StructType
     initial: DataFrame | None = None
-    """Rows that state is made of before the first batch of a job that begins."""
+    """Rows from which the step makes its state before the first batch, unless its state is restored."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputNode:
-    """One kind of rows of a step that has side outputs; None is the main output."""
+    """One output of a step that has side outputs. The name None stands for the main output."""
 
     parent: StatefulNode
     name: str | None
@@ -77,7 +77,7 @@ Node = SourceNode | TransformNode | UnionNode | StatefulNode | OutputNode
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What the plan needs to know of the run it is built for."""
+    """What the plan needs to know about the generation for which it is built."""
 
     job: str
     coordinator: tuple[Any, ...]
@@ -86,27 +86,25 @@ class Wiring:
     max_parallelism: int
     storage_options: dict[str, str]
     ticks: Path | None = None
-    """The file of the source that makes batches without rows; None where no step needs them."""
+    """The file of the tick source; None if no step has timers. See `clock`."""
 
 
 @dataclass(slots=True)
 class Graph:
-    """What the user built."""
+    """The steps and sinks that the user declared."""
 
     sinks: list[tuple[Node, Sink]] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
     sources: list[SourceNode] = field(default_factory=list)
 
     def build(self, wiring: Wiring) -> tuple[DataFrame, Outlets]:
-        """The finished rows of all sinks, and how to tell them apart again."""
+        """The finished rows of all sinks in one frame, and which of them belong to which sink."""
         rows, outlets = self._rows(wiring)
         if wiring.ticks is not None:
             rows = rows.unionByName(tick_rows(rows.sparkSession, wiring.ticks, rows.schema))
         return rows, outlets
 
     def _rows(self, wiring: Wiring) -> tuple[DataFrame, Outlets]:
-        from pyspark.sql import functions as F
-
         frames: dict[int, DataFrame] = {}
         manifests = [
             self._written(
@@ -120,45 +118,29 @@ class Graph:
         for node, _function in functions:
             if not any(node is known for known in streams):
                 streams.append(node)
-        branches = [(_frame(node, wiring, frames)) for node in streams]
+        branches = [_frame(node, wiring, frames) for node in streams]
         manifest = reduce(lambda a, b: a.unionByName(b), manifests) if manifests else None
         if manifest is not None and not branches:
             return manifest, Outlets(lambda rows: rows, ())
         if manifest is None and len(branches) == 1:
             return branches[0], Outlets(None, tuple((lambda rows: rows, function) for _node, function in functions))
-
-        # Several kinds of rows: each in a struct column of its own, null elsewhere, with the number of the branch.
-        bodies = ([manifest] if manifest is not None else []) + branches
-        tagged = [
-            body.select(
-                F.lit(number).alias("branch"),
-                *(
-                    (F.struct("*") if other == number else F.lit(None).cast(_struct(bodies[other]))).alias(
-                        f"rows{other}"
-                    )
-                    for other in range(len(bodies))
-                ),
-            )
-            for number, body in enumerate(bodies)
-        ]
         first = 1 if manifest is not None else 0
-        return (
-            reduce(lambda a, b: a.union(b), tagged),
-            Outlets(
-                _branch(0) if manifest is not None else None,
-                tuple(
-                    (_branch(first + next(i for i, known in enumerate(streams) if known is node)), function)
-                    for node, function in functions
-                ),
+        outlets = Outlets(
+            _branch(0) if manifest is not None else None,
+            tuple(
+                (_branch(first + next(i for i, known in enumerate(streams) if known is node)), function)
+                for node, function in functions
             ),
         )
+        return _tagged_union([manifest, *branches] if manifest is not None else branches), outlets
 
     def source_places(self, rows: DataFrame, ticks: bool) -> tuple[int, ...]:
-        """Which source each line of Spark's offset log is about, by the order in which the job was given its sources.
+        """For each line of an entry in Spark's offset log, the number of the source that it belongs to.
 
-        Spark has a line for every place of the plan at which the rows of a source come in, one that is read twice has
-        two. Their order is that of the plan, and so changes with the steps and sinks of a job. `rows` is what `build`
-        made, the last place is that of `ticks`.
+        Sources are numbered in the order of `job.source(...)`. Spark writes one line for every place at which the plan
+        reads a source, in the order of the plan. So a source with two readers has two lines, and the order changes with
+        the steps and sinks of the job. `rows` is the frame that `build` made. With `ticks` its last line belongs to the
+        tick source, which is left out.
         """
         found = _streams(rows)[: -1 if ticks else None]
         known = [leaf for source in self.sources for leaf in _streams(source.frame)]
@@ -169,7 +151,7 @@ class Graph:
         return tuple(map(used.index, found))
 
     def initial_rows(self, wiring: Wiring, restored: Container[str]) -> list[DataFrame]:
-        """Frames whose evaluation hands the initial state of a step to its slots, for steps that are not `restored`."""
+        """Frames that send initial state to the slots when they are evaluated, for steps that are not `restored`."""
         return [
             _partitioned(node.initial, node.operator, wiring, marked=False).mapInArrow(
                 replace(_relay(node, wiring), marked=False, initial=True), recorded_struct(node.operator, node.output)
@@ -179,7 +161,11 @@ class Graph:
         ]
 
     def _written(self, node: Node, writer: ParquetWriter, wiring: Wiring, frames: dict[int, DataFrame]) -> DataFrame:
-        """A sink's manifest. What only this sink reads is written by the relay's own task, not by way of Spark."""
+        """The manifest rows of a sink.
+
+        If the sink is the only reader of a stateful step, the relay's task writes the Parquet files itself, so that the
+        rows do not pass through Spark.
+        """
         readers = [known for known, _sink in self.sinks if known is node]
         readers += [parent for child in self._nodes() for parent in _parents(child) if parent is node]
         if isinstance(node, StatefulNode) and len(readers) == 1:
@@ -188,7 +174,7 @@ class Graph:
         return _frame(node, wiring, frames).mapInArrow(writer, MANIFEST)
 
     def _nodes(self) -> list[Node]:
-        """All nodes that lead to a sink."""
+        """All nodes from which rows reach a sink."""
         found: list[Node] = []
         todo = [node for node, _sink in self.sinks]
         while todo:
@@ -201,7 +187,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class RelayToParquet:
-    """A relay and the writer of its only sink, in one task."""
+    """A relay, and the Parquet writer of its only reader, in one task."""
 
     relay: Relay
     writer: ParquetWriter
@@ -224,16 +210,30 @@ def _relay(node: StatefulNode, wiring: Wiring) -> Relay:
     return Relay(node.operator.uid, wiring.coordinator, wiring.secret, node.operator.time_mode != "none")
 
 
-def _struct(frame: DataFrame) -> StructType:
-    return frame.schema
+def _tagged_union(bodies: list[DataFrame]) -> DataFrame:
+    """The rows of several frames in one frame: each in a struct column of its own, with the number of its frame."""
+    from pyspark.sql import functions as F
+
+    tagged = [
+        body.select(
+            F.lit(number).alias("branch"),
+            *(
+                (F.struct("*") if other == number else F.lit(None).cast(bodies[other].schema)).alias(f"rows{other}")
+                for other in range(len(bodies))
+            ),
+        )
+        for number, body in enumerate(bodies)
+    ]
+    return reduce(lambda a, b: a.union(b), tagged)
 
 
 def _branch(number: int) -> Transformation:
+    """Selects the rows of one frame from what `_tagged_union` made."""
     return lambda rows: rows.filter(f"branch = {number}").select(f"rows{number}.*")
 
 
 def prototype(node: Node) -> DataFrame:
-    """A frame with the node's schema, for checking what is built on it; it is never run."""
+    """A frame that has the node's schema and is never evaluated. It serves to check the steps that follow the node."""
     return _frame(node, None, {})
 
 
@@ -268,7 +268,7 @@ def _nothing(batches: Any) -> Any:
 
 
 def _partitioned(rows: DataFrame, operator: Operator, wiring: Wiring, *, marked: bool = True) -> DataFrame:
-    """Every row with its key group, in the partition of the subtask that owns the group."""
+    """Adds its key group to every row, and shuffles the rows to the partition of the subtask that owns the group."""
     from pyspark.sql import functions as F
 
     group = F.pmod(F.xxhash64(*operator.key_columns), F.lit(wiring.max_parallelism)).cast("int")
@@ -281,7 +281,7 @@ def _partitioned(rows: DataFrame, operator: Operator, wiring: Wiring, *, marked:
 
 
 def _marks(keyed: DataFrame, parallelism: int) -> DataFrame:
-    """One row per subtask and batch, without a key group: the relay calls its slot even if there is nothing else."""
+    """One row per subtask and batch, without a key group, so that the relay calls its slot even if it gets no rows."""
     from pyspark.sql import functions as F
 
     values = {SUBTASK_COLUMN: F.col("id").cast("int")}
@@ -290,16 +290,25 @@ def _marks(keyed: DataFrame, parallelism: int) -> DataFrame:
     )
 
 
+def _analyzed_plan(frame: DataFrame) -> Any:
+    """The analyzed logical plan of a frame, as an object of the JVM.
+
+    Private Spark API: `_jdf`, and the classes of the plan. Logical plans have no public API in Python.
+    `DataFrame.explain` prints a plan as text, without the options of a source.
+    """
+    return frame._jdf.queryExecution().analyzed()
+
+
 def _streams(frame: DataFrame) -> list[Any]:
-    """The streams that a plan reads, as the JVM knows them, in the order of the plan."""
-    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()  # plans have no public API in Python
+    """The streams that a plan reads, as objects of the JVM, in the order of the plan."""
+    leaves = _analyzed_plan(frame).collectLeaves()
     return [leaf for number in range(leaves.size()) if (leaf := leaves.apply(number)).isStreaming()]
 
 
 def source_problems(frame: DataFrame) -> list[str]:
-    """What speaks against a DataFrame as the source of a job, found in its plan."""
+    """The reasons why a DataFrame cannot be the source of a job, found in its plan."""
     problems = []
-    nodes = [frame._jdf.queryExecution().analyzed()]  # plans have no public API in Python
+    nodes = [_analyzed_plan(frame)]
     while nodes:
         node = nodes.pop()
         name = node.nodeName()
@@ -329,3 +338,4 @@ _STATEFUL = {
     "TransformWithStateInPySpark",
     "Distinct",
 }
+"""Names of Spark's logical nodes that keep state in a streaming query."""

@@ -1,4 +1,4 @@
-"""The history of a run's recoveries: what was lost, what was brought back, and from where."""
+"""Records of what a run recovered from: lost slots, restarts and rescalings."""
 
 from __future__ import annotations
 
@@ -16,51 +16,55 @@ KEPT_RECOVERIES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Rescaling:
-    """A run went on with another number of subtasks. Durations are milliseconds."""
+    """A change of a running job's parallelism. Times are seconds since the epoch, durations milliseconds."""
 
     time: float
     parallelism_before: int
     parallelism: int
     batch: int
-    """The last batch before."""
+    """The last batch with the old parallelism."""
     duration_ms: float
-    """From the call to the next batch's beginning."""
+    """From the request until the new generation runs."""
     pause_ms: float
-    """The part of it in which no rows were processed."""
+    """The part of the duration in which no rows were processed."""
     checkpoint_ms: float
-    """The part of the pause that the last checkpoint before took."""
+    """The part of the pause for the last checkpoint with the old parallelism."""
     slots_ms: float
-    """The part of the pause that the slots took to come up with their state."""
+    """The part of the pause in which slots started and opened their state."""
     moved_key_groups: int
-    """How many key groups had to be copied to where other state is; the rest was opened as it was."""
+    """How many key groups were copied into the state of another subtask. The others were opened as they were."""
     local_bytes: int
-    """What was read from the local disks of the slots' hosts."""
+    """Bytes that slots read from local disks."""
     durable_bytes: int
-    """What was read from durable storage."""
+    """Bytes that slots read from durable storage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A failure that a run got over. Times are seconds since the epoch, durations milliseconds."""
+    """A failure that a run recovered from. Times are seconds since the epoch, durations milliseconds."""
 
     time: float
     kind: Literal["slots", "restart"]
-    """`slots`: some slots were rebuilt while the query and the others went on. `restart`: all went back to the last
-    completed checkpoint."""
+    """`slots`: lost slots were rebuilt, while the query and the other slots went on. `restart`: all slots went back to
+    the last completed checkpoint."""
     slots: tuple[int, ...]
-    """The slots that were rebuilt; their subtasks of every step have the same number."""
+    """The slots that were rebuilt. Slot *i* holds subtask *i* of every step."""
     batch: int
-    """The batch that the state was brought back to."""
+    """The last batch that the rebuilt state contains."""
     duration_ms: float
     local_bytes: int
-    """What was read from the local files of lost slots."""
+    """Bytes that slots read from local disks."""
     durable_bytes: int
-    """What was read from durable storage."""
+    """Bytes that slots read from durable storage."""
     reason: str = ""
+    """The error that caused a restart."""
 
 
 def moved_key_groups(before: int, after: int, max_parallelism: int) -> int:
-    """How many key groups are not part of the largest piece of old state that their new subtask begins with."""
+    """How many key groups a change of parallelism copies.
+
+    A new subtask opens the largest piece of old state in its range as it is. It copies the key groups of the others.
+    """
     moved = 0
     for index in range(after):
         groups = key_group_range(index, after, max_parallelism)
@@ -70,7 +74,7 @@ def moved_key_groups(before: int, after: int, max_parallelism: int) -> int:
 
 
 def slot_recovery(began: float, batch: int, rebuilt: Mapping[int, Sequence[Rebuilt]]) -> Recovery:
-    """Some slots were rebuilt at `batch`."""
+    """The record of slots that were rebuilt at `batch`, from `began` until now."""
     states = [state for some in rebuilt.values() for state in some]
     return Recovery(
         time=began,

@@ -1,4 +1,4 @@
-"""When a failed run may start again, and after how long."""
+"""Decides whether a failed run restarts, and after how many seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from strandline.config import Config
 
 @dataclass(slots=True)
 class RestartStrategy:
-    """Counts failures against `Config.restart_*`; a long time without failure forgives the earlier ones."""
+    """Counts failures against `Config.restart_*`. The count starts anew after `reset_after` seconds without failure."""
 
     kind: str
     attempts: int
@@ -22,6 +22,7 @@ class RestartStrategy:
 
     @classmethod
     def of(cls, config: Config) -> RestartStrategy:
+        """The strategy that the options name."""
         return cls(
             config.restart_strategy,
             config.restart_attempts,
@@ -32,7 +33,7 @@ class RestartStrategy:
         )
 
     def after_failure(self, now: float) -> float | None:
-        """Seconds to wait before the next start, or None when the run has failed for good."""
+        """How many seconds to wait before the restart; None if the run does not restart."""
         if now - self._last > self.reset_after:
             self._failures = 0
         self._last = now
@@ -41,5 +42,5 @@ class RestartStrategy:
             return None
         if self.kind == "fixed-delay":
             return self.delay
-        exponent = min(self._failures - 1, 64)  # far above any sensible max_delay
+        exponent = min(self._failures - 1, 64)  # far above any sensible max_delay, and no overflow
         return min(self.max_delay, self.delay * self.multiplier**exponent)

@@ -1,4 +1,4 @@
-"""Finds the user's `rocksdb_factory` and pickles it, so that it can be sent to the slots."""
+"""Finds the user's `rocksdb_factory`, and pickles it for the slots."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from strandline.errors import ConfigError
 
 
 def pickle_factory(factory: Callable[..., Any] | str) -> bytes:
-    """The function as bytes, by value if it is of the user's main script; a text names it as `module:function`.
+    """The function as bytes. A string names the function as `module:function`.
 
-    Raises `ConfigError` when there is no such function, or it cannot be pickled.
+    A function of the user's main script is pickled by value, because slots cannot import that script. Raises
+    `ConfigError` if there is no such function, or if it cannot be pickled.
     """
-    from pyspark import cloudpickle
+    from pyspark import cloudpickle  # private Spark API; see `opening.pickle_operator`
 
     if isinstance(factory, str):
         factory = _named(factory)
@@ -36,9 +37,9 @@ def _named(name: str) -> Callable[..., Any]:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"rocksdb_factory = {name!r} is not there: {error}; write `module:function`, of a module that the driver "
+            f"rocksdb_factory = {name!r} is not there: {error}; write `module:function` with a module that the driver "
             "and the executors can import"
         ) from error
     if not callable(found):
         raise ConfigError(f"rocksdb_factory = {name!r} is {found!r}, which cannot be called; name a function")
-    return found  # type: ignore[no-any-return]  # it can be called, and no more is known
+    return found  # type: ignore[no-any-return]  # a callable of unknown signature

@@ -71,8 +71,8 @@ class _Totals:
 class Run:
     """Starts generations and watches them. It ends when it is told to, or after a failure that no restart can repair.
 
-    Only the supervisor thread restarts, rescales and finishes the run. `stop` and `cancel` wait
-    for the supervisor to end, and then end the run in the caller's thread.
+    Only the supervisor thread restarts, rescales and finishes the run. `stop` and `cancel` wait for the supervisor to
+    end, and then end the run in the caller's thread.
     """
 
     def __init__(

@@ -62,23 +62,23 @@ def storage() -> Iterator[LocalStorage]:
 
 def driver(storage: LocalStorage, kept_entries: int = KEPT_ENTRIES) -> JobLogStore:
     """A driver that has just started."""
-    store = JobLogStore(storage, PATHS, kept_entries)
+    store = JobLogStore(storage, PATHS, kept_entries=kept_entries)
     store.load()
     store.take_over()
     return store
 
 
 def complete(store: JobLogStore, number: int | None = None) -> JobLog:
-    number = store.log.next_checkpoint_id if number is None else number
-    retained = store.log.retained
+    number = store.job_log.next_checkpoint_id if number is None else number
+    retained = store.job_log.retained
     return store.complete(number, PATHS.metadata(number), number * 10, (number,), retained)
 
 
 def try_after(store: JobLogStore, generation: int) -> JobLog:
     """Restart a driver that ran `generation` last."""
-    while not store.try_take_over(store.log.resume(), generation):
+    while not store.try_take_over(store.job_log.resume(), generation):
         store.load()
-    return store.log
+    return store.job_log
 
 
 def whole_log(storage: LocalStorage) -> JobLog:
@@ -88,13 +88,13 @@ def whole_log(storage: LocalStorage) -> JobLog:
 
 def test_a_job_starts_goes_on_and_is_found_again(storage: LocalStorage) -> None:
     first = driver(storage)
-    assert (first.log.generation, first.log.latest) == (1, None)
+    assert (first.job_log.generation, first.job_log.latest) == (1, None)
     complete(first)
     complete(first)
     second = driver(storage)
-    assert second.log.generation == 2
-    assert second.log.latest is not None
-    assert (second.log.latest.checkpoint_id, second.log.retained, second.log.dropped) == (2, (2,), (1,))
+    assert second.job_log.generation == 2
+    assert second.job_log.latest is not None
+    assert (second.job_log.latest.checkpoint_id, second.job_log.retained, second.job_log.dropped) == (2, (2,), (1,))
 
 
 def test_a_driver_that_was_taken_over_can_do_nothing_more(storage: LocalStorage) -> None:
@@ -128,7 +128,7 @@ def test_two_that_start_at_once_both_take_over_one_after_the_other(storage: Loca
     other.load()
     one.take_over()
     other.take_over()
-    assert (one.log.generation, other.log.generation) == (1, 2)
+    assert (one.job_log.generation, other.job_log.generation) == (1, 2)
     with pytest.raises(FencedError):
         complete(one)
 
@@ -138,7 +138,7 @@ def test_forgetting_everything_begins_a_generation_without_checkpoints(storage: 
     complete(store)
     log = store.forget_all()
     assert (log.generation, log.latest, log.retained, log.dropped) == (2, None, (), (1,))
-    assert driver(storage).log.next_checkpoint_id == 2
+    assert driver(storage).job_log.next_checkpoint_id == 2
 
 
 @pytest.mark.parametrize("doubts", [["before"], ["after"], ["before", "after"], ["before"] * 4, ["after"] * 2])
@@ -147,9 +147,9 @@ def test_an_unknown_outcome_is_read_back(tmp_path: Path, doubts: list[str]) -> N
     store = driver(storage)
     storage.doubts = list(doubts)
     complete(store)
-    assert whole_log(storage).latest == store.log.latest
+    assert whole_log(storage).latest == store.job_log.latest
     storage.doubts = list(doubts)
-    assert driver(storage).log.generation == whole_log(storage).generation == 2
+    assert driver(storage).job_log.generation == whole_log(storage).generation == 2
 
 
 def test_an_outcome_that_stays_unknown_is_an_error_and_nothing_is_deleted(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_after_a_takeover_only_the_newest_generation_completes(data: st.DataObje
                             stores[who].check_not_fenced()
         if owner is not None:
             log = whole_log(storages[0])
-            assert log == stores[owner].log
+            assert log == stores[owner].job_log
             assert log.last_checkpoint_id == (completed[-1] if completed else 0)
 
 
@@ -218,14 +218,14 @@ def test_old_entries_are_cut_off(storage: LocalStorage) -> None:
     for _ in range(KEPT_ENTRIES + 20):
         complete(store)
     assert len(list(storage.list(PATHS.log_dir))) == KEPT_ENTRIES
-    assert driver(storage).log.next_checkpoint_id == KEPT_ENTRIES + 21
+    assert driver(storage).job_log.next_checkpoint_id == KEPT_ENTRIES + 21
 
 
 @pytest.fixture
 def long_ago(storage: LocalStorage) -> JobLogStore:
-    """A driver that slept while others wrote so many entries that its next ones are free again."""
-    asleep = driver(storage, 5)
-    awake = driver(storage, 5)
+    """A driver that was stopped while another one won so many entries that the first driver's next ones are absent."""
+    asleep = driver(storage, kept_entries=5)
+    awake = driver(storage, kept_entries=5)
     for _ in range(20):
         complete(awake)
     return asleep
@@ -237,13 +237,13 @@ def test_truncation_does_not_let_a_sleeper_complete(storage: LocalStorage, long_
     with pytest.raises(FencedError, match="generation 2"):
         long_ago.check_not_fenced()
     newest = driver(storage)
-    assert (newest.log.generation, newest.log.last_checkpoint_id) == (3, 20)
+    assert (newest.job_log.generation, newest.job_log.last_checkpoint_id) == (3, 20)
 
 
 def test_truncation_does_not_let_a_sleeper_forget_everything(storage: LocalStorage, long_ago: JobLogStore) -> None:
     with pytest.raises(FencedError, match="generation 2"):
         long_ago.forget_all()
-    assert driver(storage).log.last_checkpoint_id == 20
+    assert driver(storage).job_log.last_checkpoint_id == 20
 
 
 def test_a_sleeper_that_takes_over_goes_on_from_the_newest_entry(storage: LocalStorage, long_ago: JobLogStore) -> None:
@@ -251,7 +251,7 @@ def test_a_sleeper_that_takes_over_goes_on_from_the_newest_entry(storage: LocalS
     log = long_ago.take_over()
     assert (log.generation, log.last_checkpoint_id) == (3, 20)
     complete(long_ago)
-    assert driver(storage).log.last_checkpoint_id == 21
+    assert driver(storage).job_log.last_checkpoint_id == 21
 
 
 def test_a_folder_that_is_not_ours_is_refused(storage: LocalStorage) -> None:
@@ -265,7 +265,7 @@ def test_strangers_beside_a_log_do_not_matter(storage: LocalStorage) -> None:
     storage.write("visits/log/readme.txt", b"")
     storage.write("other-job/data", b"")
     complete(store)
-    assert driver(storage).log.last_checkpoint_id == 1
+    assert driver(storage).job_log.last_checkpoint_id == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"junk"])

@@ -1,4 +1,7 @@
-"""The job's log in durable storage: entries created only if absent, one after the other. Who wins an entry, decides."""
+"""The job's log in durable storage: a sequence of entries, each created only if it is absent.
+
+A driver that creates an entry has won it. A driver that finds another driver's entry in its place is fenced.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +37,22 @@ from strandline.storage import JobPaths, Storage
 log = logging.getLogger(__name__)
 
 KEPT_ENTRIES = 100
-"""Entries further back are deleted. Never so few that a driver could be as far behind as a pause in one call."""
+"""How many entries are kept; older ones are deleted. It must be more than the entries that other drivers can win while
+one driver is stopped inside a single call."""
 
 
 class JobLogStore:
     """Reads and extends the log of one job."""
 
-    def __init__(self, storage: Storage, paths: JobPaths, kept_entries: int = KEPT_ENTRIES) -> None:
+    def __init__(self, storage: Storage, paths: JobPaths, *, kept_entries: int = KEPT_ENTRIES) -> None:
         self._storage = storage
         self._paths = paths
         self._kept_entries = kept_entries
-        self.log = JobLog()
+        self.job_log = JobLog()
+        """Where the job stands after the last entry that this driver has read or won."""
 
     def load(self) -> JobLog:
-        """Where the job stands now. A folder that holds files but no log is not ours."""
+        """Read where the job stands now. Raises `DirectoryNotOursError` if the folder holds files but no log."""
         newest = max(
             (
                 n
@@ -63,31 +68,31 @@ class JobLogStore:
                     f"{self._storage.url}/{self._paths.root} is not empty, but not a job's checkpoint folder: it holds "
                     f"{stranger.path!r} but no log. Choose another checkpoint_dir or job name, or empty the folder."
                 )
-            self.log = JobLog()
+            self.job_log = JobLog()
         else:
-            self.log = JobLog.replay([self._read(newest)])
-        return self.log
+            self.job_log = JobLog.replay([self._read(newest)])
+        return self.job_log
 
     def released(self) -> list[int]:
-        """The checkpoints in the job's folder that belong to the user, as far as the user has not deleted them."""
-        return [number for number in self.log.released if self._storage.exists(self._paths.metadata(number))]
+        """The checkpoints in the job's folder that belong to the user and that the user has not deleted."""
+        return [number for number in self.job_log.released if self._storage.exists(self._paths.metadata(number))]
 
     def take_over(self) -> JobLog:
-        """Begin a new generation from where the job stands; every earlier one is fenced from here on."""
-        while not self.try_take_over(self.log.resume()):
+        """Begin a new generation from where the job stands. This fences the drivers of all earlier generations."""
+        while not self.try_take_over(self.job_log.resume()):
             self.load()
-        return self.log
+        return self.job_log
 
     def try_take_over(self, start: Start, after: int | None = None) -> bool:
-        """Begin a generation from `start`, if the log still ends where it was loaded; False if it has gone on.
+        """Begin a generation from `start`. Returns False if other entries were added since the log was loaded.
 
-        `after` is the generation that this driver ran last: it restarts only its own. If another driver has taken the
-        job over meanwhile, that is a `FencedError`, not a reason to take it back.
+        `after` is the generation that this driver ran last, if it restarts the job. Raises `FencedError` if another
+        driver has taken the job over since then: a restart does not take the job back.
         """
-        if after is not None and self.log.generation != after:
-            raise fenced_error(self._paths.job, after, self._read(self.log.position))
+        if after is not None and self.job_log.generation != after:
+            raise fenced_error(self._paths.job, after, self._read(self.job_log.position))
         owner = f"{socket.gethostname()}/{os.getpid()}"
-        entry = self.log.takeover_entry(owner, time.time(), uuid.uuid4().hex, start)
+        entry = self.job_log.takeover_entry(owner, time.time(), uuid.uuid4().hex, start)
         if self._create(entry) is not Verdict.OURS or self._later(entry.sequence) is not None:
             return False
         self._apply(entry)
@@ -96,15 +101,18 @@ class JobLogStore:
     def complete(
         self, checkpoint_id: int, metadata_path: str, batch_id: int, retained: tuple[int, ...], dropped: tuple[int, ...]
     ) -> JobLog:
-        """Make a checkpoint count. Raises `FencedError` if another driver has taken the job over."""
-        entry = self.log.completion_entry(
+        """Enter a completed checkpoint. Raises `FencedError` if another driver has taken the job over."""
+        entry = self.job_log.completion_entry(
             checkpoint_id, metadata_path, batch_id, time.time(), uuid.uuid4().hex, retained, dropped
         )
         return self._win(entry)
 
     def forget_all(self) -> JobLog:
-        """Begin a generation without any checkpoint, so that all of them may be deleted. Raises `FencedError`."""
-        known = self.log
+        """Begin a generation without checkpoints, so that all can be deleted.
+
+        Raises `FencedError` if another driver has taken the job over.
+        """
+        known = self.job_log
         entry = Takeover(
             sequence=known.next_sequence,
             generation=known.generation + 1,
@@ -120,34 +128,35 @@ class JobLogStore:
         return self._win(entry)
 
     def check_not_fenced(self) -> None:
-        """Raises `FencedError` if entries of another driver follow ours."""
-        later = self._later(self.log.position)
+        """Raise `FencedError` if another driver's entries follow ours."""
+        later = self._later(self.job_log.position)
         if later is not None:
-            raise fenced_error(self._paths.job, self.log.generation, self._read(later))
+            raise fenced_error(self._paths.job, self.job_log.generation, self._read(later))
 
     def _win(self, entry: Entry) -> JobLog:
         if self._create(entry) is Verdict.FENCED:
-            raise fenced_error(self._paths.job, self.log.generation, self._read(entry.sequence))
-        generation = self.log.generation
+            raise fenced_error(self._paths.job, self.job_log.generation, self._read(entry.sequence))
+        generation = self.job_log.generation
         self._apply(entry)
         later = self._later(entry.sequence)
         if later is not None:
             raise fenced_error(self._paths.job, generation, self._read(later))
-        return self.log
+        return self.job_log
 
     def _later(self, number: int) -> int | None:
-        """The first entry behind `number`, if there is one.
+        """The first entry after `number`; None if there is none.
 
-        Old entries are deleted, so a driver that slept very long might find its place free again: it looks behind it.
+        A driver that was stopped for long could find its next entry absent because it was deleted as an old one. Later
+        entries show that the driver is fenced.
         """
         files = self._storage.list(self._paths.log_dir, after=self._paths.log_entry(number))
         return next((n for file in files if (n := self._paths.parse_log_entry(file.path)) is not None), None)
 
     def _apply(self, entry: Entry) -> JobLog:
-        self.log = self.log.apply(entry)
+        self.job_log = self.job_log.apply(entry)
         if isinstance(entry, Completed) and entry.sequence >= self._kept_entries:
             self._storage.delete([self._paths.log_entry(entry.sequence - self._kept_entries)])
-        return self.log
+        return self.job_log
 
     def _create(self, entry: Entry) -> Verdict:
         path = self._paths.log_entry(entry.sequence)
@@ -159,7 +168,7 @@ class JobLogStore:
                 return judge_conflict(entry.nonce, self._read(entry.sequence))
             except UnknownOutcomeError as error:
                 log.warning(
-                    "job %s: outcome of log entry %d unknown, reading it back: %s",
+                    "job %s: the outcome of writing log entry %d is unknown, so the entry is read back: %s",
                     self._paths.job,
                     entry.sequence,
                     error,
@@ -181,7 +190,7 @@ class JobLogStore:
 
 
 def read_metadata(storage: Storage, path: str) -> CheckpointMetadata:
-    """The metadata of a checkpoint. Raises `MetadataError` if damaged, `CheckpointNotFoundError` if it is gone."""
+    """The metadata of a checkpoint. Raises `MetadataError` if it is damaged, `CheckpointNotFoundError` if missing."""
     where = f"{storage.url}/{path}"
     try:
         return decode(storage.read(path), where)

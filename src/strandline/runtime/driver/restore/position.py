@@ -1,7 +1,10 @@
-"""The position in the input stream: what Spark's own checkpoint folder says about one batch, taken out and put back.
+"""The position in the sources, copied from Spark's checkpoint folder and into a fresh one.
 
-Spark's folder is scratch. At a barrier the entries that describe the batch are copied into our checkpoint; a restore
-seeds a fresh folder with them, and Spark goes on with the batch after it. The old folder is never edited.
+Spark's folder is scratch. At a barrier the entries of the last committed batch are copied into our checkpoint. A
+restore seeds a fresh folder with them, and Spark continues with the next batch. The old folder is never edited.
+
+Private Spark API: the format of Spark's offset log, commit log and source logs is internal. Spark offers no public way
+to start a query at the offsets of another one.
 """
 
 from __future__ import annotations
@@ -21,15 +24,15 @@ from strandline.runtime.driver.clock import FIRST_TICK, is_tick
 
 _LOG_ENTRY = re.compile(r"(\d+)(\.compact)?")
 _HEADER = 2
-"""Lines of an offset log entry before those of the sources."""
+"""How many lines of an offset log entry come before those of the sources."""
 _FIRST_COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 
 
 def capture(folder: Path, batch: int, places: Sequence[int] = ()) -> SourcePosition:
-    """The position after Spark's batch `batch`, from its checkpoint folder.
+    """The position after Spark's batch `batch`, read from Spark's checkpoint folder.
 
-    `places` says which source each line of an offset log entry is about; see `Graph.source_places`. In the position
-    every source has one line, and they are in order. Without it, each line is a source of its own.
+    `places` names the source of each line of an offset log entry; see `Graph.source_places`. The position has one line
+    for every source, in the order of the sources. Without `places`, each line is a source of its own.
     """
     files: dict[str, bytes] = {}
     for number in (batch - 1, batch):
@@ -50,7 +53,7 @@ def capture(folder: Path, batch: int, places: Sequence[int] = ()) -> SourcePosit
 
 
 def _gathered(entry: bytes, places: Sequence[int]) -> bytes:
-    """An entry with one line for every source, and that of the ticks."""
+    """An offset log entry with one line for every source, and the line of the tick source if there is one."""
     if not places:
         return entry
     lines = entry.decode().split("\n")
@@ -59,9 +62,10 @@ def _gathered(entry: bytes, places: Sequence[int]) -> bytes:
 
 
 def with_watermark(folder: Path, position: SourcePosition, patience: float) -> SourcePosition:
-    """The position with the watermark that follows from its own batch.
+    """The position with the watermark that follows from the rows of its batch.
 
-    At a barrier Spark may not have noted it; it does once the batch function has returned, so it is waited for.
+    Spark writes this watermark after the batch function has returned, so it may be missing at the barrier. This
+    function waits up to `patience` seconds for it, and otherwise returns the position as it is.
     """
     name = f"commits/{position.batch}"
     path = folder / name
@@ -74,7 +78,7 @@ def with_watermark(folder: Path, position: SourcePosition, patience: float) -> S
 
 
 def _source_files(folder: Path, offset: str) -> list[Path]:
-    """A source's own log: entries up to its offset, from the last compacted one on; other files as they are."""
+    """The files of a source: the entries of its log from the last compacted one up to `offset`, and all other files."""
     if not folder.is_dir():
         return []
     last = _log_offset(offset)
@@ -102,10 +106,10 @@ def _log_offset(offset: str) -> int | None:
 
 
 def seed(position: SourcePosition, folder: Path, *, ticks: bool, places: Sequence[int] = ()) -> None:
-    """Fill a fresh checkpoint folder, so that Spark goes on with the batch after `position`.
+    """Fill a fresh checkpoint folder, so that Spark continues with the batch after `position`.
 
-    `ticks` says whether the query has a tick source, which comes last: the job may have had none, or not need it now.
-    `places` is as for `capture`, for the query that goes on. Raises `IncompatibleCheckpointError` if it has another
+    `ticks` says whether the new query has a tick source; the query that the position comes from may differ in this.
+    `places` describes the new query; see `capture`. Raises `IncompatibleCheckpointError` if the position has another
     number of sources.
     """
     folders = {str(source): str(number) for number, source in enumerate(dict.fromkeys(places))}
@@ -122,7 +126,7 @@ def seed(position: SourcePosition, folder: Path, *, ticks: bool, places: Sequenc
 
 
 def _spread(entry: bytes, ticks: bool, places: Sequence[int]) -> bytes:
-    """An entry with a line for every place at which the query reads a source, and one for the ticks if it has them."""
+    """An offset log entry with a line for every place at which the query reads a source, and for its tick source."""
     lines = entry.decode().split("\n")
     header, sources = lines[:_HEADER], lines[_HEADER:]
     tick = sources.pop() if sources and is_tick(sources[-1]) else FIRST_TICK
@@ -130,7 +134,7 @@ def _spread(entry: bytes, ticks: bool, places: Sequence[int]) -> bytes:
         if len(sources) != max(places) + 1:
             raise IncompatibleCheckpointError(
                 f"the checkpoint has the positions of {len(sources)} sources, the job reads {max(places) + 1}. A job "
-                "keeps its sources, in the order in which job.source() was called."
+                "that restores must have the same sources, with job.source() called in the same order."
             )
         sources = [sources[source] for source in places]
     return "\n".join([*header, *sources, *([tick] if ticks else [])]).encode()

@@ -1,7 +1,7 @@
-"""Savepoints: self-contained folders that hold a whole job's state, and may be moved.
+"""The folder of a savepoint, which holds the whole state of a job and can be moved.
 
-`<directory>/savepoint-<job>-<id>/` has a `_metadata` file, which names all other files by their names in that folder.
-A canonical one consists of full snapshots that any backend can restore; a native one of the backend's own files.
+`<directory>/savepoint-<job>-<id>/` contains `_metadata`, which names all other files by their names in that folder. A
+canonical savepoint consists of full snapshots that every backend can restore; a native one, of the backend's own files.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ SavepointFormat = Literal["canonical", "native"]
 
 @dataclass(frozen=True, slots=True)
 class SavepointTarget:
-    """Where a savepoint is written to, and how."""
+    """The folder and the format of a savepoint that is to be written."""
 
     settings: StorageSettings
-    """The savepoint's own folder."""
+    """The savepoint's own folder, and how to reach it."""
     format: SavepointFormat
 
     @classmethod
     def within(cls, directory: str, job: str, format_: SavepointFormat, options: dict[str, str]) -> SavepointTarget:
-        """A new folder in `directory`."""
+        """A target in a new folder in `directory`."""
         name = f"savepoint-{job}-{uuid.uuid4().hex[:12]}"
         return cls(StorageSettings(f"{directory.rstrip('/')}/{name}", options), format_)
 
@@ -48,7 +48,7 @@ class SavepointTarget:
         return open_storage(self.settings.url, self.settings.options)
 
     def complete(self, metadata: CheckpointMetadata) -> str:
-        """Write the metadata, which makes the folder a savepoint; returns its path."""
+        """Write the metadata, which makes the folder a savepoint. Returns the folder's path."""
         states = tuple(
             msgspec.structs.replace(state, files=tuple(map(_named_inside, state.files))) for state in metadata.subtasks
         )
@@ -58,14 +58,14 @@ class SavepointTarget:
 
 
 def open_savepoint(location: str, options: dict[str, str]) -> tuple[Storage, CheckpointMetadata]:
-    """The savepoint at a folder, or at the `_metadata` in it.
+    """The savepoint at `location`, which is its folder or the `_metadata` file in it.
 
     Raises `CheckpointNotFoundError` if there is none, `MetadataError` if it is damaged.
     """
     place = location.rstrip("/").removesuffix(f"/{METADATA}")
     if "://" not in place:
         place = os.path.abspath(os.path.expanduser(place))
-        if not os.path.isdir(place):  # opening it would make it
+        if not os.path.isdir(place):  # `open_storage` would create the folder
             raise _no_savepoint(place)
     storage = open_storage(place, options)
     try:
@@ -78,6 +78,7 @@ def open_savepoint(location: str, options: dict[str, str]) -> tuple[Storage, Che
 
 
 def _named_inside(file: StateFile) -> StateFile:
+    """The file with its path inside the savepoint's folder, so that the folder can be moved."""
     if file.handle is None:
         return file
     return msgspec.structs.replace(file, handle=msgspec.structs.replace(file.handle, path=inner_path(file.handle.path)))

@@ -1,4 +1,4 @@
-"""The files of a `ParquetSink`: published by a rename when a checkpoint covers them, withdrawn by their batch id."""
+"""The files in the folder of a `ParquetSink`: how they are published, withdrawn and recognized."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FINAL = re.compile(r"part-(?P<job>.+)-(?P<batch>\d{20})-[0-9a-f]{32}\.parquet")
 
 
 def publish(storage: Storage, files: Iterable[SinkFile]) -> None:
-    """Make staged files visible. May be repeated: a file that was published already stays."""
+    """Make staged files visible by renaming them. May be repeated: published files stay as they are."""
     for file in files:
         try:
             storage.rename(file.staged, file.final)
@@ -22,12 +22,13 @@ def publish(storage: Storage, files: Iterable[SinkFile]) -> None:
             if not storage.exists(file.final):
                 raise NotFoundError(
                     f"{storage.url}: neither the staged file {file.staged} nor {file.final} is there, though a "
-                    f"completed checkpoint covers its {file.rows} rows. Bring the file back, or restore an older one."
+                    f"completed checkpoint covers its {file.rows} rows. Bring the file back, or restore an older "
+                    "checkpoint."
                 ) from None
 
 
 def _listed(storage: Storage, sink: str, job: str) -> tuple[list[ListedSinkFile], list[str]]:
-    """What a sink's folder holds of the job, and the visible files that are not the job's."""
+    """The job's files in a sink's folder, and the paths of visible files that are not the job's."""
     ours: list[ListedSinkFile] = []
     foreign: list[str] = []
     for file in storage.list():
@@ -42,9 +43,9 @@ def _listed(storage: Storage, sink: str, job: str) -> tuple[list[ListedSinkFile]
 
 
 def check_sink(storage: Storage, sink: str, job: str, restored: CheckpointMetadata | None) -> None:
-    """Raise `DirectoryNotOursError` unless the folder is empty or holds what this job wrote before.
+    """Raise `DirectoryNotOursError` unless the folder is empty or holds files of this job.
 
-    Without a checkpoint it must not hold published rows: they would stay beside the same rows computed anew.
+    A job that starts without a checkpoint computes all rows again, so its folder must not hold published rows.
     """
     ours, foreign = _listed(storage, sink, job)
     published = [file for file in ours if file.published]
@@ -62,7 +63,8 @@ def check_sink(storage: Storage, sink: str, job: str, restored: CheckpointMetada
 
 
 def recover_sink(storage: Storage, sink: str, job: str, restored: CheckpointMetadata | None) -> None:
-    """Bring a sink's folder to what the restored checkpoint says: publish what it covers, withdraw what came after."""
+    """Publish the files that the restored checkpoint covers. Delete published files of later batches, and other staged
+    files: the job computes their rows again."""
     ours, _foreign = _listed(storage, sink, job)
     plan = SinkRecovery.plan(restored, ours)
     publish(storage, [file for file in (*plan.publish, *plan.missing) if file.sink == sink])

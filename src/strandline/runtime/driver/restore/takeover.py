@@ -1,4 +1,4 @@
-"""Taking a job over: what it goes on from, known to be whole and to fit before anybody is fenced."""
+"""Takes a job over: chooses the checkpoint to restore, checks it, and only then fences other drivers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ClaimMode = Literal["no_claim", "claim"]
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """A checkpoint that the user wants to go on from, by its path."""
+    """The path of a checkpoint or savepoint that the user wants restored."""
 
     path: str
     claim_mode: ClaimMode = "no_claim"
@@ -46,20 +46,20 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the job that takes over looks like, and so what a checkpoint must fit."""
+    """The job that takes over, and what it wants restored. A checkpoint must fit this job."""
 
     job: str
     operators: Sequence[Operator]
     max_parallelism: int
     sinks: Mapping[str, Storage]
-    """The folders of its `ParquetSink`s."""
+    """The folders of the job's `ParquetSink`s, by path."""
     can_withdraw: bool
-    """Whether every sink can take back rows that a run without failures would not have written twice."""
+    """Whether every sink can withdraw rows that it has published. A `ForeachBatchSink` cannot."""
     restore: Restore | None = None
     allow_non_restored: bool = False
-    """Whether state in the checkpoint that the job has no operator or no declaration for may be left out."""
+    """Whether restored state that the job does not declare any more may be dropped."""
     damaged: Mapping[int, str] = field(default_factory=dict)
-    """Checkpoints of the job that slots found damaged, and how."""
+    """The checkpoints of the job that slots found damaged, each with the error."""
 
     @property
     def uids(self) -> list[str]:
@@ -68,63 +68,64 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A job in the hands of this driver, at the beginning of a generation."""
+    """What a driver has after it took a job over, at the beginning of a generation."""
 
     storage: Storage
     paths: JobPaths
     store: JobLogStore
     sinks: Mapping[str, Storage]
     restored: CheckpointMetadata | None
-    """The checkpoint that the generation goes on from; None if the job begins."""
+    """The checkpoint that the generation restores; None if the job begins without state."""
     origin: StorageSettings | None = None
-    """Where its files are, if not in the job's own storage."""
+    """Where the files of the restored checkpoint are, if not in the job's own storage."""
     properties: Mapping[str, str] = field(default_factory=dict)
-    """What every checkpoint of the generation says of itself: whose it is, and what the user had restored."""
+    """What the metadata of every checkpoint of the generation contains: its owner, and what the user had restored."""
 
     @property
     def generation(self) -> int:
-        return self.store.log.generation
+        return self.store.job_log.generation
 
     @property
     def owned(self) -> bool:
-        """Whether the restored checkpoint is the job's own, so that the next one may refer to its files."""
-        latest = self.store.log.latest
+        """Whether the restored checkpoint belongs to the job, so that the next checkpoint may refer to its files."""
+        latest = self.store.job_log.latest
         return latest is None or latest.ours
 
     @property
     def restored_batch(self) -> int:
-        """The last batch that the restored checkpoint covers, -1 without one."""
+        """The last batch that the restored checkpoint covers; -1 if nothing is restored."""
         return self.restored.batch_id if self.restored is not None else -1
 
     @property
     def restored_path(self) -> str | None:
-        latest = self.store.log.latest
+        """Where the metadata of the restored checkpoint is; None if nothing is restored."""
+        latest = self.store.job_log.latest
         return f"{latest.origin or self.storage.url}/{latest.metadata_path}" if latest is not None else None
 
     def first_checkpoint_id(self) -> int:
-        """Above every completed checkpoint, and every folder that exists: a fenced driver may have left one behind."""
+        """An id above those of all completed checkpoints and of all folders that fenced drivers have left."""
         found = (self.paths.parse_metadata(file.path) for file in self.storage.list(self.paths.root))
         highest = max((number for number in found if number is not None), default=0)
-        return max(self.store.log.next_checkpoint_id, highest + 1)
+        return max(self.store.job_log.next_checkpoint_id, highest + 1)
 
     def retained(self) -> Iterator[CheckpointMetadata]:
-        """All retained checkpoints that can be read, one at a time."""
-        for number in self.store.log.retained:
+        """The retained checkpoints that can be read, one at a time, so that only one is in memory."""
+        for number in self.store.job_log.retained:
             if self.owned and self.restored is not None and number == self.restored.checkpoint_id:
                 yield self.restored
             else:
                 yield from self._older(number)
 
     def dropped(self) -> Iterator[CheckpointMetadata]:
-        """Checkpoints that the last completion dropped, and whose deletion did not come to its end."""
-        for number in self.store.log.dropped:
+        """The checkpoints that the last completion dropped and whose deletion was not finished."""
+        for number in self.store.job_log.dropped:
             if self.storage.exists(self.paths.metadata(number)):
                 yield from self._older(number)
 
     def _older(self, number: int) -> Iterator[CheckpointMetadata]:
-        """A checkpoint that the job does not start from: if it cannot be read, nothing depends on it.
+        """A checkpoint that is not restored. If it cannot be read, it is left out with a warning.
 
-        Its files stay, for nobody knows them.
+        Its files then stay in storage, because only its metadata names them.
         """
         try:
             yield read_metadata(self.storage, self.paths.metadata(number))
@@ -133,45 +134,15 @@ class Claim:
 
 
 def take_over(storage: Storage, settings: StorageSettings, wanted: Wanted, after: int | None) -> Claim:
-    """Begin a generation, and bring the sinks to what its checkpoint says.
+    """Begin a generation, and bring the sinks' folders to the state of the restored checkpoint.
 
-    `after` is the generation that this driver ran last, if it is a restart; see `JobLogStore.try_take_over`.
-
-    Nothing is taken over, and nobody is fenced, when the checkpoint or a sink's folder does not fit the job.
+    `after` is the generation that this driver ran last, if it restarts the job; see `JobLogStore.try_take_over`. If the
+    checkpoint or a sink's folder does not fit the job, this raises before any driver is fenced.
     """
     paths = JobPaths(wanted.job)
     store = JobLogStore(storage, paths)
-    candidates = _Candidates(storage, settings, paths, store, wanted)
-    store.load()
-    while True:
-        position = store.log.position
-        try:
-            start, found = candidates.choose()
-            for path, sink in wanted.sinks.items():
-                check_sink(sink, path, wanted.job, _as_sinks_see(found, wanted.job))
-        except CheckpointError:
-            # A run that is alive may have completed a checkpoint since, and deleted the one that was looked at.
-            if store.load().position == position:
-                raise
-            continue
-        if store.try_take_over(start, after):
-            break
-        store.load()
-    latest = store.log.latest
-    properties = {"owner": wanted.job}
-    if wanted.restore is not None and latest is not None:
-        properties["restored_from"] = f"{latest.origin or storage.url}/{latest.metadata_path}"
-        properties["claim_mode"] = wanted.restore.claim_mode
-    origin = latest.origin if latest is not None else None
-    claim = Claim(
-        storage,
-        paths,
-        store,
-        wanted.sinks,
-        found,
-        StorageSettings(origin, settings.options) if origin is not None else None,
-        properties,
-    )
+    found = _win_takeover(_Candidates(storage, settings, paths, store, wanted), store, wanted, after)
+    claim = _claim(storage, settings, paths, store, wanted, found)
     if found is not None:
         _log_differences(wanted, found)
     for path, sink in wanted.sinks.items():
@@ -180,8 +151,54 @@ def take_over(storage: Storage, settings: StorageSettings, wanted: Wanted, after
     return claim
 
 
+def _win_takeover(
+    candidates: _Candidates, store: JobLogStore, wanted: Wanted, after: int | None
+) -> CheckpointMetadata | None:
+    """Choose a checkpoint, check it and the sinks against the job, and enter the takeover into the job's log."""
+    store.load()
+    while True:
+        position = store.job_log.position
+        try:
+            start, found = candidates.choose()
+            for path, sink in wanted.sinks.items():
+                check_sink(sink, path, wanted.job, _as_sinks_see(found, wanted.job))
+        except CheckpointError:
+            # A running driver may have completed a checkpoint meanwhile, and deleted the one that was checked.
+            if store.load().position == position:
+                raise
+            continue
+        if store.try_take_over(start, after):
+            return found
+        store.load()
+
+
+def _claim(
+    storage: Storage,
+    settings: StorageSettings,
+    paths: JobPaths,
+    store: JobLogStore,
+    wanted: Wanted,
+    found: CheckpointMetadata | None,
+) -> Claim:
+    latest = store.job_log.latest
+    properties = {"owner": wanted.job}
+    if wanted.restore is not None and latest is not None:
+        properties["restored_from"] = f"{latest.origin or storage.url}/{latest.metadata_path}"
+        properties["claim_mode"] = wanted.restore.claim_mode
+    origin = latest.origin if latest is not None else None
+    return Claim(
+        storage,
+        paths,
+        store,
+        wanted.sinks,
+        found,
+        StorageSettings(origin, settings.options) if origin is not None else None,
+        properties,
+    )
+
+
 class _Candidates:
-    """The checkpoints that a job could go on from, each read and checked before it is chosen."""
+    """The checkpoints that a job could restore. Each is read and checked before it is chosen."""
 
     def __init__(
         self, storage: Storage, settings: StorageSettings, paths: JobPaths, store: JobLogStore, wanted: Wanted
@@ -194,10 +211,13 @@ class _Candidates:
         self._states: dict[str, list[StateDescriptor]] = {}
 
     def choose(self) -> tuple[Start, CheckpointMetadata | None]:
-        """What the generation starts from. Raises `CheckpointError` if there is something, but it cannot be used."""
+        """The checkpoint that the generation restores; None if the job has none.
+
+        Raises `CheckpointError` if the job has checkpoints and none can be used.
+        """
         if self._wanted.restore is not None:
             return self._named(self._wanted.restore)
-        known = self._store.log
+        known = self._store.job_log
         if known.latest is None:
             return known.resume(), None
         try:
@@ -208,8 +228,8 @@ class _Candidates:
             return self._older(damage)
 
     def _older(self, damage: CheckpointError) -> tuple[Start, CheckpointMetadata]:
-        """The newest retained checkpoint that is whole, now that the newest of all is not."""
-        known = self._store.log
+        """The newest retained checkpoint that is not damaged. Raises `damage`, that of the newest, if there is none."""
+        known = self._store.job_log
         assert known.latest is not None
         newest = known.latest.checkpoint_id
         older = [number for number in reversed(known.retained) if number < newest]
@@ -218,8 +238,8 @@ class _Candidates:
         if not self._wanted.can_withdraw:
             raise type(damage)(
                 f"{damage} Checkpoint {older[0]} is still there, but a ForeachBatchSink cannot take back the rows that "
-                "were written after it, so the job does not go back by itself. If your function can cope with them, "
-                f"start with restore='{self._storage.url}/{self._paths.checkpoint_dir(older[0])}'."
+                "were written after it, so the job does not go back by itself. If your function can handle rows that "
+                f"arrive again, start with restore='{self._storage.url}/{self._paths.checkpoint_dir(older[0])}'."
             )
         for number in older:
             try:
@@ -229,8 +249,8 @@ class _Candidates:
                 log.warning("job %s: checkpoint %d cannot be used either: %s", self._paths.job, number, error)
                 continue
             log.warning(
-                "job %s: checkpoint %d is damaged, so the job goes back to checkpoint %d, and withdraws the rows that "
-                "its sinks published since: %s",
+                "job %s: checkpoint %d is damaged, so the job goes back to checkpoint %d and withdraws the rows that "
+                "its sinks published since then: %s",
                 self._paths.job,
                 newest,
                 number,
@@ -240,7 +260,7 @@ class _Candidates:
         raise damage
 
     def _named(self, restore: Restore) -> tuple[Start, CheckpointMetadata]:
-        """The checkpoint whose path the user gave."""
+        """The checkpoint or savepoint at the path that the user gave."""
         parts = JobPaths.split_checkpoint(restore.path)
         if parts is None:
             return self._savepoint(restore)
@@ -256,19 +276,20 @@ class _Candidates:
         self._check(storage, metadata, any_job=True)
         ref = CheckpointRef(number, path, metadata.batch_id)
         if storage is self._storage and paths.job == self._paths.job:
-            return self._store.log.restore_own(ref, claim=restore.claim_mode == "claim"), metadata
+            return self._store.job_log.restore_own(ref, claim=restore.claim_mode == "claim"), metadata
         if restore.claim_mode == "claim":
             raise CheckpointError(
                 f"restore={restore.path!r}: claim_mode='claim' is for checkpoints in the job's own folder, "
-                f"{self._storage.url}/{self._paths.root}: who deletes files must be the only one to know them. Use "
-                "claim_mode='no_claim', and delete the original yourself once the job has a checkpoint of its own."
+                f"{self._storage.url}/{self._paths.root}: another job may still use these files, so this job must not "
+                "delete them. Use claim_mode='no_claim', and delete the original yourself once the job has a "
+                "checkpoint of its own."
             )
         if storage is not self._storage:
             ref = msgspec.structs.replace(ref, origin=storage.url)
-        return self._store.log.restore_other(ref, max(metadata.generation, _generation(storage, paths))), metadata
+        return self._store.job_log.restore_other(ref, max(metadata.generation, _generation(storage, paths))), metadata
 
     def _savepoint(self, restore: Restore) -> tuple[Start, CheckpointMetadata]:
-        """The savepoint whose path the user gave."""
+        """The savepoint at the path that the user gave."""
         try:
             storage, metadata = open_savepoint(restore.path, self._options)
         except CheckpointNotFoundError as error:
@@ -284,7 +305,7 @@ class _Candidates:
             )
         self._check(storage, metadata, any_job=True)
         ref = CheckpointRef(metadata.checkpoint_id, METADATA, metadata.batch_id, origin=storage.url)
-        return self._store.log.restore_other(ref, metadata.generation), metadata
+        return self._store.job_log.restore_other(ref, metadata.generation), metadata
 
     def _usable(self, ref: CheckpointRef) -> CheckpointMetadata:
         if ref.ours and ref.metadata_path != self._paths.metadata(ref.checkpoint_id):
@@ -317,15 +338,15 @@ class _Candidates:
         _check_files(storage, metadata)
 
     def _declared(self, operator: Operator) -> list[StateDescriptor]:
-        """What the operator declares; asked once, for it may mean to open the user's code."""
+        """The states that an operator declares. Cached, because the answer may need the user's code to run."""
         if operator.uid not in self._states:
             self._states[operator.uid] = operator.check()
         return self._states[operator.uid]
 
 
 def _check_files(storage: Storage, metadata: CheckpointMetadata) -> None:
-    """Raise `DamagedFileError` unless every file of the checkpoint is there with its size; slots check the content."""
-    # A savepoint has its folder to itself.
+    """Raise `DamagedFileError` unless every file of the checkpoint exists with its size. Slots check the content."""
+    # A savepoint's storage is its own folder, so its files are at the root.
     root = "" if metadata.kind == "savepoint" else JobPaths(metadata.job).root
     listing = list_files(storage, root, file_paths(metadata))
     sizes = {file.path: file.size for file in listing}
@@ -344,14 +365,14 @@ def _check_files(storage: Storage, metadata: CheckpointMetadata) -> None:
 def _log_differences(wanted: Wanted, metadata: CheckpointMetadata) -> None:
     what = f"job {wanted.job}: checkpoint {metadata.checkpoint_id}"
     for uid in left_out(metadata, wanted.uids):
-        log.warning("%s has state of %s, which is left out: the job has no such step", what, uid)
+        log.warning("%s has state of step %s, which the job does not have; the state is dropped", what, uid)
     for uid in wanted.uids:
         if uid not in metadata.operators:
-            log.info("%s has no state of %s, which begins empty", what, uid)
+            log.info("%s has no state of step %s, which begins empty", what, uid)
 
 
 def _publish_for_former_sinks(wanted: Wanted, found: CheckpointMetadata | None, settings: StorageSettings) -> None:
-    """Rows that the checkpoint covers become visible also where the job does not write any more."""
+    """Publish the rows that the checkpoint covers in the folders of sinks that the job does not have any more."""
     if found is None or found.job != wanted.job:
         return
     for path in {file.sink for file in found.sink_files} - wanted.sinks.keys():
@@ -362,14 +383,14 @@ def _publish_for_former_sinks(wanted: Wanted, found: CheckpointMetadata | None, 
 
 
 def _as_sinks_see(metadata: CheckpointMetadata | None, job: str) -> CheckpointMetadata | None:
-    """A checkpoint of another job says nothing of this job's rows, except that none comes before it."""
+    """The restored checkpoint without sink files if it comes from another job, whose rows are not in our sinks."""
     if metadata is None or metadata.job == job:
         return metadata
     return msgspec.structs.replace(metadata, sink_files=())
 
 
 def _generation(storage: Storage, paths: JobPaths) -> int:
-    """The newest generation of the job that a checkpoint comes from; 0 if it came without its log."""
+    """The newest generation of the job that a checkpoint comes from; 0 if the job's log was not copied with it."""
     try:
         return JobLogStore(storage, paths).load().generation
     except CheckpointError:

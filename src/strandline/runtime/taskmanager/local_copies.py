@@ -1,8 +1,8 @@
-"""Second copies of durable state files on a host's own disk, so that a restart need not fetch them.
+"""Keeps second copies of durable state files on a host's own disk, so that a restart need not download them.
 
-A copy is a hard link to what a slot has on disk anyway, known by the identity of its bytes; it takes no room as long as
-the slot keeps the file. Each task manager prunes its own folder; whoever restores looks into all of them on the host.
-Nothing here ever fails a checkpoint or a restore: without a copy, the primary is used.
+A copy is a hard link to a file of a slot, and is named by the identity of its bytes. It takes no space as long as the
+slot keeps the file. Each task manager prunes its own folder. A slot that restores looks into all folders on its host.
+A problem with a copy never fails a checkpoint or a restore: without a copy, the file is downloaded.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class LocalCopies:
         self._lock = (self._folder / _LOCK).open("ab")
         fcntl.flock(self._lock, fcntl.LOCK_SH)
         self.failed = 0
-        """Copies that could not be made."""
+        """How many copies could not be made."""
 
     def keep(self, identity: str, path: Path) -> None:
-        """Have a copy of the file at `path`, which will not change any more."""
+        """Copy the file at `path`, which must not change any more. A failure is logged."""
         target = self._folder / copy_name(identity)
         if target.exists():
             return
@@ -47,9 +47,9 @@ class LocalCopies:
             log.warning("no local copy of %s: %s", path, error)
 
     def prune(self, needed: Callable[[], Collection[str]]) -> None:
-        """Only what is `needed` stays; what task managers that are gone had kept goes, too.
+        """Delete all copies but those whose identity is `needed`, and all copies of task managers that have ended.
 
-        Files that are kept while this goes on stay in any case: what is needed is asked for after the folder is read.
+        A copy that is made meanwhile stays, because `needed` is called after the folder is listed.
         """
         try:
             found = [path for path in self._folder.iterdir() if path.name != _LOCK]
@@ -61,10 +61,11 @@ class LocalCopies:
                 if other != self._folder and _abandoned(other):
                     shutil.rmtree(other, ignore_errors=True)
         except OSError as error:
-            log.warning("older local copies stay: %s", error)
+            log.warning("older local copies could not be deleted: %s", error)
 
 
 def _abandoned(folder: Path) -> bool:
+    """Whether the task manager that owns the folder has ended."""
     try:
         with (folder / _LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -33,6 +33,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneByOne:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests with Spark first: where two processes share the tests, short ones are left to fill the end of either."""
+    unmarked = [
+        item.nodeid
+        for item in items
+        if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("spark") is None
+    ]
+    if unmarked:
+        raise pytest.UsageError(f"tests that use the fixture `spark` are to be marked `spark`: {', '.join(unmarked)}")
     items.sort(key=lambda item: item.get_closest_marker("spark") is None)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,6 +36,7 @@ from strandline.state.backends.rocksdb_setup import RocksDBMemory
 from strandline.storage.local import LocalStorage
 from strandline.testing.backend import restorable
 from tests.runtime.taskmanager.changelog.host import run_info, slot_spec
+from tests.waiting import wait_until
 
 MEMORY = 8 << 20
 KB, MB = 1 << 10, 1 << 20
@@ -225,10 +225,7 @@ def test_files_of_deletions_are_compacted_soon(tmp_path: Path) -> None:
     full = backend.size_bytes()
     backend.apply(keys, [None] * len(keys))
     backend.snapshot(tmp_path / "2")
-    deadline = time.monotonic() + 10
-    while backend.size_bytes() > full // 4:
-        assert time.monotonic() < deadline, "the deleted entries are still there"
-        time.sleep(0.02)
+    wait_until(lambda: backend.size_bytes() <= full // 4, 10, "the end of the deleted entries")
     backend.close()
 
 

@@ -52,7 +52,7 @@ class Slow(Sum):
 def kill_now_and_then(run: sl.JobRun, victims: Callable[[sl.JobRun], list[int]], times: int, seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(times):
-        time.sleep(chance.uniform(0.05, 1.2))
+        time.sleep(chance.uniform(0.05, 1.2))  # any moment of a batch or a checkpoint
         pids = wait_until(lambda: victims(run), what="somebody to kill")
         with contextlib.suppress(ProcessLookupError):
             os.kill(chance.choice(pids), signal.SIGKILL)

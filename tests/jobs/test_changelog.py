@@ -73,7 +73,7 @@ def test_killed_processes_with_the_changelog(
     def feed() -> None:
         for rows in data[3:]:
             place.write(rows)
-            time.sleep(0.25)
+            time.sleep(0.25)  # so that kills meet running batches and idle times
 
     feeder = threading.Thread(target=feed)
     feeder.start()
@@ -103,7 +103,7 @@ def test_a_driver_killed_with_the_changelog_on(place: Place) -> None:
         switch.touch()
         for rows in data[3 * number : 3 * number + 3]:
             place.write(rows)
-            time.sleep(0.5)
+            time.sleep(0.5)  # a batch and a checkpoint for each file
         driver.await_death(f"the kill {moment}")
         switch.unlink()
         assert set(place.rows()) <= set(running_sums(data)), moment

@@ -38,7 +38,7 @@ def test_results_after_many_kills_equal_those_of_a_run_without(place: Place) -> 
             while time.monotonic() < deadline and written < len(data):
                 place.write(data[written])
                 written += 1
-                time.sleep(chance.uniform(0.05, 0.6))
+                time.sleep(chance.uniform(0.05, 0.6))  # any moment of a batch or a checkpoint
             driver.kill()
             # Whatever a reader sees at any moment is a prefix of the right answer: no row twice, none from the future.
             assert set(place.rows()) <= set(running_sums(data[:written])), f"seed {SEED}"

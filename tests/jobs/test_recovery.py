@@ -57,7 +57,7 @@ def test_killed_processes_are_replaced_without_restarting_the_query(
     def feed() -> None:
         for batch in data[3:]:
             place.write(batch)
-            time.sleep(0.25)
+            time.sleep(0.25)  # so that kills meet running batches and idle times
 
     feeder = threading.Thread(target=feed)
     feeder.start()

@@ -14,7 +14,7 @@ ARGS ?=
 # Folders with Python code; those that do not exist are left out.
 CODE := $(wildcard src tests bench examples scripts)
 
-.PHONY: help setup demo test test-matrix lint format typecheck bench docs clean lock
+.PHONY: help setup demo check test test-matrix lint format typecheck bench docs clean lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -25,10 +25,16 @@ setup: ## Java, .venv and the locked dependencies; quick when there is nothing t
 demo: setup ## count a click stream, kill a slot in the middle, check the result
 	@$(BIN)/strandline demo $(ARGS)
 
-test: setup ## every check: lint, format, types, tests
+check: setup ## the quick ones: lint, format, types, and the tests without Spark; under two minutes
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy
+	$(BIN)/pytest -q -n 2 -m "not spark and not faults and not slow" $(ARGS)
+
+test: setup ## every check: lint, format, types, all tests; under twenty minutes
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
 	$(BIN)/pytest -q -n 2 $(ARGS)
 
 test-matrix: setup ## the runtime tests on every supported Spark and Python, e.g. ARGS="--spark 4.1 --python 3.13"
@@ -41,8 +47,8 @@ format: setup ## format the code and sort its imports
 	$(BIN)/ruff check --fix --fix-only --quiet $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-typecheck: setup ## mypy --strict
-	$(BIN)/mypy --strict src
+typecheck: setup ## mypy, strict, over all code
+	$(BIN)/mypy
 
 bench: setup ## measure, e.g. ARGS="value-state --rows 1000000 --keys 100000"
 	@$(BIN)/strandline bench $(ARGS)

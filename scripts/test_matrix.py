@@ -119,7 +119,7 @@ def _test(spark: str, python: str, arguments: list[str]) -> Outcome:
 def _interpreter(python: str) -> Path | None:
     """A Python of this version: from PATH, or among those that pyenv or uv have installed."""
     for candidate in _candidates(python):
-        command = [candidate, "-c", "import ensurepip, sys; print(*sys.version_info[:2], sep='.')"]
+        command: list[str | Path] = [candidate, "-c", "import ensurepip, sys; print(*sys.version_info[:2], sep='.')"]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         if answer.returncode == 0 and answer.stdout.strip() == python:
             return candidate
@@ -144,7 +144,7 @@ def _spark_wheel(spark: str) -> Path:
         wheels.mkdir(parents=True, exist_ok=True)
         settings = wheels / "build.cfg"
         settings.write_text("[bdist_wheel]\ncompression = stored\n", encoding="utf-8")
-        command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", wheels]
+        command: list[str | Path] = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", wheels]
         subprocess.run(
             [sys.executable, *command, f"pyspark=={spark}.*"],
             env={**os.environ, "DIST_EXTRA_CONFIG": str(settings)},
@@ -166,7 +166,15 @@ def _install(environment: Path, interpreter: Path, wheel: Path) -> None:
         subprocess.run([interpreter, "-m", "venv", environment], check=True)
     constraints = environment / "constraints.txt"
     constraints.write_text("\n".join(_locked()) + "\n", encoding="utf-8")
-    pip = [environment / "bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile"]
+    pip: list[str | Path] = [
+        environment / "bin/python",
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        "--no-compile",
+    ]
     subprocess.run(
         [*pip, "-c", constraints, f"pyspark @ {wheel.as_uri()}", *TOOLS, "-e", ROOT],
         env=_environment(environment),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from typing import Any
 
 from pyspark.sql import Row, SparkSession
 
@@ -24,7 +25,7 @@ class SmallThenLarge(sl.KeyedProcessor):
     def open(self, context: sl.ProcessContext) -> None:
         self.recent = context.map_state("recent", "charge string", "ms long, cents long")
 
-    def process(self, key: tuple[str], rows: Iterator[Row], context: sl.ProcessContext) -> Iterator[tuple]:
+    def process(self, key: tuple[str], rows: Iterator[Row], context: sl.ProcessContext) -> Iterator[tuple[Any, ...]]:
         for row in rows:
             if SMALL < row.cents < LARGE:
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Any
 
 from pyspark.sql import Row, SparkSession
 
@@ -21,7 +22,9 @@ class TopThree(sl.KeyedProcessor):
     and there is nothing to remember.
     """
 
-    def process(self, key: tuple[datetime], rows: Iterator[Row], context: sl.ProcessContext) -> Iterator[tuple]:
+    def process(
+        self, key: tuple[datetime], rows: Iterator[Row], context: sl.ProcessContext
+    ) -> Iterator[tuple[Any, ...]]:
         best = sorted(rows, key=lambda row: (-row.views, row.product))[:3]
         for rank, row in enumerate(best, start=1):
             yield (*key, rank, row.product, row.views)

@@ -196,7 +196,9 @@ class TestExpectedEvents:
         ]
 
     @pytest.mark.parametrize("slide", [WINDOW_MS, SLIDE_MS])
-    def test_windows(self, expected: ExpectedEvents, rows: list[Row], tmp_path: Path, slide: int) -> None:
+    def test_wrong_windows_are_found(
+        self, expected: ExpectedEvents, rows: list[Row], tmp_path: Path, slide: int
+    ) -> None:
         windows: dict[tuple[int, int, int], list[int]] = defaultdict(list)
         for row in rows:
             newest = milliseconds(row) // slide * slide
@@ -205,7 +207,7 @@ class TestExpectedEvents:
         right = self.closed(rows, windows)
         self.assert_found(lambda output: expected.check_windows(output, slide, "test"), tmp_path, right)
 
-    def test_sessions(self, expected: ExpectedEvents, rows: list[Row], tmp_path: Path) -> None:
+    def test_wrong_sessions_are_found(self, expected: ExpectedEvents, rows: list[Row], tmp_path: Path) -> None:
         sessions: dict[tuple[int, int, int], list[int]] = {}
         for key in {row["key"] for row in rows}:
             own = sorted((milliseconds(row), row["x"]) for row in rows if row["key"] == key)
@@ -227,7 +229,7 @@ class TestExpectedEvents:
             with pytest.raises(WrongResultError, match=f"{what} is wrong for 1 of"):
                 self.check(check, folder, [{**right[0], name: right[0][name] + 1}, *right[1:]])
 
-    def test_first_rows(self, expected: ExpectedEvents, rows: list[Row], tmp_path: Path) -> None:
+    def test_wrong_first_rows_are_found(self, expected: ExpectedEvents, rows: list[Row], tmp_path: Path) -> None:
         kept: list[Row] = []
         until: dict[int, int] = {}
         for row in rows:
@@ -247,7 +249,7 @@ class TestExpectedEvents:
         with pytest.raises(WrongResultError, match=r"1 of .* rows are not in the input"):
             self.check(check, tmp_path, [*kept, {"key": 24, "ts": kept[0]["ts"] + 1}])
 
-    def test_pairs(self, expected: ExpectedEvents, rows: list[Row], tmp_path: Path) -> None:
+    def test_wrong_pairs_are_found(self, expected: ExpectedEvents, rows: list[Row], tmp_path: Path) -> None:
         right = [
             {"key": a["key"], "ts": milliseconds(a), "right_ts": milliseconds(b), "right_x": b["x"]}
             for a in rows

@@ -25,7 +25,7 @@ def result_of(work_dir: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_a_small_rescale(tmp_path: Path) -> None:
+def test_rescaling_is_measured_and_verified(tmp_path: Path) -> None:
     result = result_of(tmp_path, "rescale", "--from", "2", "--to", "3")
     assert result["rescaled"]["durable_bytes"] > result["plain"]["durable_bytes"] > 0
     assert result["ratio"] > 0
@@ -37,7 +37,7 @@ def test_a_small_rescale(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_a_small_recovery(tmp_path: Path) -> None:
+def test_recovery_is_measured_and_verified(tmp_path: Path) -> None:
     result = result_of(tmp_path, "recovery", "--storage-rate", "1")
     assert result["local"]["durable_bytes"] == 0 < result["local"]["local_bytes"]
     assert result["remote"]["local_bytes"] == 0 < result["remote"]["durable_bytes"]

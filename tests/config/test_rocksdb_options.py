@@ -157,7 +157,7 @@ def test_state_is_kept_under_every_profile(name: str, tmp_path: Path) -> None:
 
 @settings(max_examples=50)
 @given(any_options)
-def test_options_travel(options: RocksDBOptions) -> None:
+def test_options_survive_pickle_msgpack_and_json(options: RocksDBOptions) -> None:
     assert pickle.loads(pickle.dumps(options)) == options
     backend = BackendSettings("rocksdb", MEMORY, MB, True, "lz4", options)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(backend), type=BackendSettings) == backend

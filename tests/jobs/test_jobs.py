@@ -305,7 +305,7 @@ def test_two_sinks_and_two_functions_on_different_streams(place: Place, runs: li
     assert place.rows() == place.rows(place.root / "copy") == running_sums(BATCHES)
 
 
-def test_rate_source(place: Place, runs: list[sl.JobRun]) -> None:
+def test_a_rate_source_is_counted_without_gaps(place: Place, runs: list[sl.JobRun]) -> None:
     job = place.job()
     rate = place.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
     totals = (
@@ -320,7 +320,7 @@ def test_rate_source(place: Place, runs: list[sl.JobRun]) -> None:
         assert hi // 10 + 1 == n
 
 
-def test_python_data_source(place: Place, runs: list[sl.JobRun]) -> None:
+def test_a_data_source_written_in_python_feeds_a_job(place: Place, runs: list[sl.JobRun]) -> None:
     from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
     class Reader(DataSourceStreamReader):
@@ -372,7 +372,7 @@ def test_a_batch_larger_than_its_memory_spills(place: Place) -> None:
     assert place.rows() == running_sums([rows])
 
 
-def test_checkpoint_figures(place: Place, runs: list[sl.JobRun]) -> None:
+def test_checkpoints_say_how_much_they_uploaded_and_how_long_they_took(place: Place, runs: list[sl.JobRun]) -> None:
     place.write([(f"user-{i}", i) for i in range(20_000)])
     run = place.sums(checkpoint_interval="1h").start()
     runs.append(run)
@@ -396,7 +396,7 @@ def test_checkpoint_figures(place: Place, runs: list[sl.JobRun]) -> None:
     wait_until(lambda: [path.name for path in folder.glob("chk-*")] == ["chk-3"], what="the end of older checkpoints")
 
 
-def test_checkpoint_every_batch(place: Place, runs: list[sl.JobRun]) -> None:
+def test_every_batch_may_have_a_checkpoint_of_its_own(place: Place, runs: list[sl.JobRun]) -> None:
     for batch in BATCHES:
         place.write(batch)
     run = place.sums(checkpoint_interval="1h", checkpoint_every_batch=True).start()

@@ -71,7 +71,7 @@ def facts_of(*arguments: str | Path, code: int = 0) -> Any:
     return json.loads(strandline_cli(*arguments, "--json", code=code).stdout)
 
 
-def test_version() -> None:
+def test_version_prints_the_version_of_the_package() -> None:
     assert strandline_cli("version").stdout.strip() == strandline.__version__
 
 

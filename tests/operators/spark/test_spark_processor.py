@@ -837,7 +837,7 @@ def test_check_finds_in_the_driver_what_init_declares() -> None:
         checked(lambda handle: 1 / 0)
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments_are_refused_when_the_job_is_built() -> None:
     schema = parse_schema("k string")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"rows": "arrow"}, "rows='arrow' is not valid"),

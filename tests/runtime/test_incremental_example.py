@@ -1,4 +1,4 @@
-"""The seeds' example of incremental checkpoints, CP 1 to CP 4 with two retained, on a real RocksDB and real storage."""
+"""Flink's example of incremental checkpoints, CP 1 to CP 4 with two retained, on a real RocksDB and real storage."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def without_compactions(options: Options) -> Options:
 
 
 class DrivenBackend(RocksDBBackend):
-    """A database whose SSTs have the seeds' names: sstable-(4) is "4"."""
+    """A database whose SSTs have the example's names: sstable-(4) is "4"."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, 16 << 20, options=RocksDBOptions(compaction="level"), tune=without_compactions)
         self.names: dict[str, str] = {}
-        """The seeds' name of every SST there ever was, by RocksDB's."""
+        """The example's name of every SST there ever was, by RocksDB's name."""
 
     def live(self) -> set[str]:
         return {str(file["name"]).lstrip("/") for file in self._db.live_files()}
@@ -74,7 +74,7 @@ class Example:
         self.uploader = SnapshotUploader(self.storage, "visits", upload_settings(small_bytes=0))
         self.coordinator = CheckpointCoordinator(interval=1.0, subtasks=[(OPERATOR, 0)], num_retained=2)
         self.uploaded: dict[str, str] = {}
-        """Where each SST was uploaded, by the seeds' name."""
+        """Where each SST was uploaded, by the example's name."""
 
     def checkpoint(self, number: int) -> tuple[set[str], set[str]]:
         """Take a checkpoint from barrier to deletion; returns the SSTs that it uploaded and those it had deleted."""
@@ -109,7 +109,7 @@ class Example:
         return {file.path for file in self.storage.list(PATHS.shared_dir)}
 
     def counts(self) -> dict[str, int]:
-        """The registry as the seeds draw it: how many checkpoints use each file; it agrees with what is stored."""
+        """The registry as the example draws it: how many checkpoints use each file; it agrees with what is stored."""
         registry = self.coordinator.registry
         counts = {}
         for file, name in self.db.names.items():
@@ -156,7 +156,7 @@ def example(tmp_path: Path) -> Iterator[Example]:
     example.db.close()
 
 
-def test_the_four_checkpoints_of_the_seeds(example: Example) -> None:
+def test_the_four_checkpoints_upload_share_and_drop_the_files_of_the_example(example: Example) -> None:
     db = example.db
     state: dict[bytes, bytes] = {}
 

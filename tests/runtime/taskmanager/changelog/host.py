@@ -206,8 +206,8 @@ class Host:
         for spec in specs:
             slot = self.slots[spec.index] = HostedSlot(spec, self._sealed)
             if self._changelog is not None:
-                states = {uid: op.described_states() for uid, op in slot.operators.items()}
-                self._changelog.slot_opened(spec, states, {one.operator for one in slot.rebuilt if one.changed})
+                described = {uid: op.described_states() for uid, op in slot.operators.items()}
+                self._changelog.slot_opened(spec, described, {one.operator for one in slot.rebuilt if one.changed})
 
     def _sealed(self, sealed: Sealed) -> None:
         if self._changelog is not None and self.hints:
@@ -246,7 +246,7 @@ class Host:
                 columns = [pa.array(list(rows), pa.binary()), pa.array(list(rows.values()), pa.binary())]
                 arrow = pa.RecordBatch.from_arrays(columns, schema=_ROWS)
                 fresh = partial(slot._check_fresh, header, operator)
-                operator.work(header, lambda arrow=arrow: iter([arrow]), lambda: False, fresh)
+                operator.work(header, partial(iter, [arrow]), lambda: False, fresh)
 
     def discard(self, batch: int, round_: int) -> None:
         for slot in self.slots.values():

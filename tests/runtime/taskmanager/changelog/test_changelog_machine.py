@@ -36,7 +36,6 @@ from tests.runtime.taskmanager.changelog.host import (
     JOB,
     MEMORY,
     PARALLELISM,
-    Changes,
     Host,
     State,
     Subtask,
@@ -80,6 +79,15 @@ class Storage(LocalStorage):
 
 
 class ChangelogMachine(RuleBasedStateMachine):
+    decided: int
+    truth: dict[Subtask, State]
+    durable: DurableSegments
+    coordinator: CheckpointCoordinator
+    base: CheckpointMetadata | None
+    news: tuple[int, dict[str, Any]] | None
+    deaf: list[Host]
+    """Who has not heard the news."""
+
     @initialize(
         kind=st.sampled_from(["heap", "rocksdb"]),
         uids=st.sampled_from([("op",), ("op",), ("op", "other")]),
@@ -153,7 +161,7 @@ class ChangelogMachine(RuleBasedStateMachine):
             for host in self.hosts:
                 host.commit(batch)
 
-    def spread(self, changes: Mapping[tuple[int, str], bytes | None]) -> dict[Subtask, Changes]:
+    def spread(self, changes: Mapping[tuple[int, str], bytes | None]) -> dict[Subtask, dict[bytes, bytes | None]]:
         net: dict[Subtask, dict[bytes, bytes | None]] = {subtask: {} for subtask in self.subtasks}
         for (number, name), value in changes.items():
             uid, index = self.subtasks[number % len(self.subtasks)]
@@ -421,8 +429,8 @@ class ChangelogMachine(RuleBasedStateMachine):
             self.retained = {}
         self.durable = DurableSegments(self.decided)
         self.barriers: dict[int, list[tuple[Host, Barrier]]] = {}
-        self.news: tuple[int, dict[str, Any]] | None = None
-        self.deaf: list[Host] = []
+        self.news = None
+        self.deaf = []
         self.rootless: set[int] = set()
         """Slots whose local files do not reach back to a base."""
         self.coordinator = CheckpointCoordinator(

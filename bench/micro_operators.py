@@ -26,6 +26,7 @@ import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
 from strandline.operators.aggregate import functions as agg
+from strandline.operators.aggregate.aggregate_operator import AggregateOperator
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
 from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.operators.process.process_context import ProcessContext
@@ -124,7 +125,7 @@ def main() -> None:
     args = parser.parse_args()
     figures: dict[str, Any] = {"backend": args.backend, "keys": args.keys, "rows": args.rows}
     if args.only != "process":
-        operator = agg.AggregateOperator("aggregate", ["k"], INPUT, {"n": agg.count(), "total": agg.sum("x")})
+        operator = AggregateOperator("aggregate", ["k"], INPUT, {"n": agg.count(), "total": agg.sum("x")})
         figures["aggregate"] = measure(operator, args)
     if args.only != "aggregate":
         processor = ProcessOperator("process", Payload(), ["k"], INPUT, parse_schema("k long, n long"))

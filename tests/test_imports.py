@@ -12,9 +12,10 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src"
+TESTS = REPOSITORY / "tests"
 PACKAGE = "strandline"
 
-STATE = "state.batch state.chunks state.coding state.descriptors state.disk_full state.handles state.key_ranges"
+STATE = "state.batch state.coding state.descriptors state.handles state.key_ranges"
 BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases errors"
 
 MAY_IMPORT: dict[str, str] = {
@@ -30,18 +31,18 @@ MAY_IMPORT: dict[str, str] = {
     "runtime": "",
     "runtime.driver": f"sinks progress runtime.task runtime.protocol {BELOW_RUNTIME}",
     "runtime.driver.restore": f"sinks runtime.driver.clock runtime.protocol {BELOW_RUNTIME}",
-    "runtime.driver.clock": f"runtime.protocol {BELOW_RUNTIME}",
+    "runtime.driver.clock": "runtime.protocol operators errors",
     "runtime.task": f"runtime.protocol {BELOW_RUNTIME}",
     "runtime.taskmanager": "runtime.protocol checkpoint state storage config errors",
     "runtime.slot": f"runtime.protocol {BELOW_RUNTIME}",
     "runtime.protocol": BELOW_RUNTIME,
     "operators": "",
-    "operators.base": f"{STATE} errors",
+    "operators.base": "state.batch state.descriptors errors",
     "operators.user_code": "errors",
-    "operators.columns": f"{STATE} pyspark_releases errors",
+    "operators.columns": "state.coding pyspark_releases errors",
     "operators.timed": f"operators.base {STATE} errors",
     "operators.deduplicate": f"operators.base operators.columns operators.timed {STATE} errors",
-    "operators.schema_evolution": f"operators.base operators.columns {STATE} state.backends checkpoint errors",
+    "operators.schema_evolution": f"operators.base operators.columns {STATE} state.backends state.chunks checkpoint errors",
     "operators.process": f"operators.base operators.user_code operators.columns operators.timed {STATE} config errors",
     "operators.spark": f"operators.base operators.user_code operators.columns operators.process {STATE} "
     "pyspark_releases errors",
@@ -56,13 +57,13 @@ MAY_IMPORT: dict[str, str] = {
     "pyspark_releases errors",
     "state.batch": "state.backends state.chunks state.disk_full state.key_ranges state.sorted_runs errors",
     "state.backends": "state.chunks state.disk_full state.key_ranges state.sorted_runs config errors",
-    "state.descriptors": "state.coding errors",
+    "state.descriptors": "errors",
     "state.coding": "errors",
     "state.chunks": "errors",
     "state.disk_full": "errors",
     "state.key_ranges": "errors",
     "state.sorted_runs": "errors",
-    "storage": "config errors",
+    "storage": "errors",
     "config": "errors",
     # What differs between the releases of PySpark.
     "pyspark_releases": "errors",
@@ -188,6 +189,19 @@ def test_every_package_says_what_lives_in_it(package: Path) -> None:
     assert init.exists(), f"{package} has no __init__.py"
     text = ast.get_docstring(ast.parse(init.read_text())) or ""
     assert text.strip(), f"{init} has no docstring: say what lives there, and who may import it"
+
+
+def test_tests_share_helper_modules_and_never_import_each_other() -> None:
+    forbidden = re.compile(r"^\s*(?:from|import) tests\.(?:\w+\.)*(?:test_\w+|conftest)\b.*", re.MULTILINE)
+    found = {path: forbidden.findall(path.read_text()) for path in TESTS.rglob("*.py")}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+def test_the_folders_of_tests_mirror_the_rooms() -> None:
+    """Apart from whole jobs on Spark, the benchmarks and the pages of the documentation."""
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
+    others = {folder for folder in folders if not (SOURCE / PACKAGE / folder).is_dir()}
+    assert others <= {Path("jobs"), Path("bench"), Path("docs")}
 
 
 @pytest.mark.parametrize(

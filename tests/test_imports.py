@@ -20,9 +20,8 @@ BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases erro
 
 MAY_IMPORT: dict[str, str] = {
     # What users import. `strandline` itself is the list of public names.
-    "strandline": "job job_run sinks operators state config checkpoint runtime.driver errors",
-    "job": f"job_run sinks runtime.driver {BELOW_RUNTIME}",
-    "job_run": "progress runtime.driver checkpoint config errors",
+    "strandline": "job sinks operators state config checkpoint runtime.driver errors",
+    "job": f"sinks progress runtime.driver {BELOW_RUNTIME}",
     "sinks": "errors",
     "progress": "",
     # What a person does to a job's folder. `strandline` gives it the version.

@@ -216,12 +216,11 @@ class _Rss:
     def now(self) -> int:
         """The memory in use now. `peak` is the greatest value so far."""
         total = 0
-        for manager in self._run.processes().values():
-            for slot in manager["slots"].values():
-                try:
-                    total += psutil.Process(slot["pid"]).memory_info().rss
-                except psutil.NoSuchProcess:
-                    continue  # it has just been replaced
+        for slot in self._run.processes().slots:
+            try:
+                total += psutil.Process(slot.pid).memory_info().rss
+            except psutil.NoSuchProcess:
+                continue  # it has just been replaced
         self.peak = max(self.peak, total)
         return total
 

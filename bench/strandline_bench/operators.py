@@ -189,7 +189,7 @@ class _Bench:
         with watched(query, f"{entry.name}: rows", files, self._say):
             run.process_all_available()
         batches = [batch for batch in batches_of(query) if batch.rows]
-        last = batch_id(run.figures()["generation"], len(files) - 1)
+        last = batch_id(run.figures().generation, len(files) - 1)
         covering = next(checkpoint for checkpoint in completed(run) if checkpoint.batch_id >= last)
         run.stop()
         entry.check(results, place / "out", entry.name)

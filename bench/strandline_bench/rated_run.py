@@ -130,7 +130,7 @@ class RatedRun:
         figures = {
             "start_s": start_s,
             **self._figures(completed, query),
-            "changelog": run.figures().get("changelog"),
+            "changelog": changelog.as_dict() if (changelog := run.figures().changelog) is not None else None,
         }
         figures["checkpoints"]["failed"] = len(ended) - len(completed)
         run, figures["recovery"] = self._recover(run)

@@ -106,9 +106,7 @@ def _recoveries(loaded: LoadedJob, place: Path, repeats: int, name: str, say: Sa
 def _lose_all_slots(run_: sl.JobRun, place: Path) -> sl.Recovery:
     """Kill every slot together with its working files, and wait until the run is back."""
     before = len(run_.recoveries())
-    slots = {
-        int(index): slot["pid"] for manager in run_.processes().values() for index, slot in manager["slots"].items()
-    }
+    slots = {slot.index: slot.pid for slot in run_.processes().slots}
     for folder in (place / "local").glob("strandline/*/*/gen-*"):
         shutil.rmtree(folder, ignore_errors=True)
     for pid in slots.values():

@@ -87,5 +87,4 @@ class LoadedJob:
 
 def restore_figures(run: sl.JobRun) -> dict[str, float]:
     """The time that a run needed to restore its state."""
-    figures: dict[str, float] = run.figures()["restore"]
-    return {name: round(value, 1) for name, value in figures.items()}
+    return {name: round(value, 1) for name, value in run.figures().restore.as_dict().items()}

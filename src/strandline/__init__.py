@@ -10,10 +10,14 @@ if TYPE_CHECKING:
     from strandline.config import Config
     from strandline.config.rocksdb import RocksDBOptions
     from strandline.errors import StrandlineError
-    from strandline.job import Job, KeyedStream, Stream, WindowedStream
-    from strandline.job_run import JobRun
+    from strandline.job.job import Job
+    from strandline.job.keyed_stream import KeyedStream
+    from strandline.job.run import JobRun
+    from strandline.job.stream import Stream
+    from strandline.job.windowed_stream import WindowedStream
     from strandline.operators.aggregate.arrow_aggregate import ArrowAggregate
     from strandline.operators.aggregate.functions import (
+        Aggregate,
         approx_count_distinct,
         avg,
         collect_list,
@@ -24,20 +28,36 @@ if TYPE_CHECKING:
         min,
         sum,
     )
-    from strandline.operators.process.arrow_context import ArrowContext
+    from strandline.operators.process.arrow_context import ArrowContext, ArrowValueState
     from strandline.operators.process.arrow_processor import ArrowProcessor
     from strandline.operators.process.keyed_processor import KeyedProcessor
     from strandline.operators.process.process_context import ProcessContext
-    from strandline.operators.windows.specs import session, sliding, tumbling
+    from strandline.operators.windows.specs import SessionWindow, SlidingWindow, WindowSpec, session, sliding, tumbling
+    from strandline.runtime.driver.figures import (
+        ChangelogFigures,
+        RestoreFigures,
+        RunFigures,
+        RunProcesses,
+        SlotProcess,
+        StateMemory,
+        TaskManagerProcess,
+    )
     from strandline.runtime.driver.recoveries import Recovery, Rescaling
-    from strandline.sinks import ForeachBatchSink, ParquetSink
+    from strandline.runtime.driver.status import RunStatus
+    from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
+    from strandline.state.handles.folded import AggregatingState, ReducingState
+    from strandline.state.handles.states import ListState, MapState, ValueState
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Aggregate",
+    "AggregatingState",
     "ArrowAggregate",
     "ArrowContext",
     "ArrowProcessor",
+    "ArrowValueState",
+    "ChangelogFigures",
     "CheckpointStats",
     "Config",
     "ForeachBatchSink",
@@ -45,14 +65,29 @@ __all__ = [
     "JobRun",
     "KeyedProcessor",
     "KeyedStream",
+    "ListState",
+    "MapState",
     "ParquetSink",
     "ProcessContext",
     "Recovery",
+    "ReducingState",
     "Rescaling",
+    "RestoreFigures",
     "RocksDBOptions",
+    "RunFigures",
+    "RunProcesses",
+    "RunStatus",
+    "SessionWindow",
+    "Sink",
+    "SlidingWindow",
+    "SlotProcess",
+    "StateMemory",
     "StrandlineError",
     "Stream",
     "SubtaskStats",
+    "TaskManagerProcess",
+    "ValueState",
+    "WindowSpec",
     "WindowedStream",
     "approx_count_distinct",
     "avg",
@@ -68,41 +103,36 @@ __all__ = [
     "tumbling",
 ]
 
-_HOMES = {
-    "CheckpointStats": "strandline.checkpoint.stats",
-    "SubtaskStats": "strandline.checkpoint.stats",
-    "Config": "strandline.config",
-    "StrandlineError": "strandline.errors",
-    "Job": "strandline.job",
-    "KeyedStream": "strandline.job",
-    "Stream": "strandline.job",
-    "WindowedStream": "strandline.job",
-    "JobRun": "strandline.job_run",
-    "approx_count_distinct": "strandline.operators.aggregate.functions",
-    "avg": "strandline.operators.aggregate.functions",
-    "collect_list": "strandline.operators.aggregate.functions",
-    "count": "strandline.operators.aggregate.functions",
-    "first": "strandline.operators.aggregate.functions",
-    "last": "strandline.operators.aggregate.functions",
-    "max": "strandline.operators.aggregate.functions",
-    "min": "strandline.operators.aggregate.functions",
-    "sum": "strandline.operators.aggregate.functions",
-    "ArrowAggregate": "strandline.operators.aggregate.arrow_aggregate",
-    "ArrowContext": "strandline.operators.process.arrow_context",
-    "ArrowProcessor": "strandline.operators.process.arrow_processor",
-    "KeyedProcessor": "strandline.operators.process.keyed_processor",
-    "ProcessContext": "strandline.operators.process.process_context",
-    "session": "strandline.operators.windows.specs",
-    "sliding": "strandline.operators.windows.specs",
-    "tumbling": "strandline.operators.windows.specs",
-    "Recovery": "strandline.runtime.driver.recoveries",
-    "Rescaling": "strandline.runtime.driver.recoveries",
-    "ForeachBatchSink": "strandline.sinks",
-    "ParquetSink": "strandline.sinks",
-    "RocksDBOptions": "strandline.config.rocksdb",
+_NAMES = {
+    "strandline.checkpoint.stats": "CheckpointStats SubtaskStats",
+    "strandline.config": "Config",
+    "strandline.config.rocksdb": "RocksDBOptions",
+    "strandline.errors": "StrandlineError",
+    "strandline.job.job": "Job",
+    "strandline.job.keyed_stream": "KeyedStream",
+    "strandline.job.run": "JobRun",
+    "strandline.job.stream": "Stream",
+    "strandline.job.windowed_stream": "WindowedStream",
+    "strandline.operators.aggregate.functions": "Aggregate approx_count_distinct avg collect_list count first last "
+    "max min sum",
+    "strandline.operators.aggregate.arrow_aggregate": "ArrowAggregate",
+    "strandline.operators.process.arrow_context": "ArrowContext ArrowValueState",
+    "strandline.operators.process.arrow_processor": "ArrowProcessor",
+    "strandline.operators.process.keyed_processor": "KeyedProcessor",
+    "strandline.operators.process.process_context": "ProcessContext",
+    "strandline.operators.windows.specs": "SessionWindow SlidingWindow WindowSpec session sliding tumbling",
+    "strandline.runtime.driver.figures": "ChangelogFigures RestoreFigures RunFigures RunProcesses SlotProcess "
+    "StateMemory TaskManagerProcess",
+    "strandline.runtime.driver.recoveries": "Recovery Rescaling",
+    "strandline.runtime.driver.status": "RunStatus",
+    "strandline.sinks": "ForeachBatchSink ParquetSink Sink",
+    "strandline.state.handles.folded": "AggregatingState ReducingState",
+    "strandline.state.handles.states": "ListState MapState ValueState",
 }
-"""Where each name lives. It is imported when it is first asked for: the processes of a run import this package, too,
-and a slot that need not load all of it, and pandas, is back sooner after a failure."""
+"""The modules of the public names. A module is imported when one of its names is first used: every process of a run
+imports this package, and a slot that loads neither the driver nor pandas starts sooner after a failure."""
+
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -39,11 +39,9 @@ def executor_of(manager: str) -> int:
 
 def lose_a_host(run: sl.JobRun, place: Place, choice: random.Random) -> list[int]:
     """Kill an executor, its task manager and slots, and delete their files: all that a lost host takes with it."""
-    managers = run.processes()
-    manager = choice.choice([identity for identity, facts in managers.items() if facts["slots"]])
-    facts = managers[manager]
-    slots = [int(index) for index in facts["slots"]]
-    victims = [executor_of(manager), facts["pid"], *(slot["pid"] for slot in facts["slots"].values())]
+    manager = choice.choice([manager for manager in run.processes().task_managers if manager.slots])
+    slots = [slot.index for slot in manager.slots]
+    victims = [executor_of(manager.id), manager.pid, *(slot.pid for slot in manager.slots)]
     for pid in victims:
         if psutil.pid_exists(pid):
             os.kill(pid, signal.SIGKILL)
@@ -51,7 +49,7 @@ def lose_a_host(run: sl.JobRun, place: Place, choice: random.Random) -> list[int
         for index in slots:
             for path in folder.glob(f"gen-*/slot-{index}"):
                 shutil.rmtree(path, ignore_errors=True)
-        shutil.rmtree(folder / "copies" / str(facts["pid"]), ignore_errors=True)
+        shutil.rmtree(folder / "copies" / str(manager.pid), ignore_errors=True)
     return slots
 
 
@@ -137,7 +135,7 @@ def _story(
         start_worker()
         wait_until(lambda: _executors(place) == 2, 60, "a second executor")
         assert _slots(run) == at_start, "a new executor gets no work by itself"
-        run.rescale(run.figures()["parallelism"])
+        run.rescale(run.figures().parallelism)
     query = place.spark.streams.active[0]
     spread = _slots(run)
     lost: list[list[int]] = []
@@ -162,13 +160,13 @@ def _story(
         "recovered": [list(one.slots) for one in run.recoveries()],
         "kinds": sorted({one.kind for one in run.recoveries()}),
         "same_query": query.isActive and [one.runId for one in place.spark.streams.active] == [query.runId],
-        "restarts": run.figures()["restarts"],
+        "restarts": run.figures().restarts,
     }
 
 
 def _slots(run: sl.JobRun) -> list[list[int]]:
     """The slots of every executor that has some."""
-    return sorted(sorted(map(int, facts["slots"])) for facts in run.processes().values() if facts["slots"])
+    return sorted([slot.index for slot in manager.slots] for manager in run.processes().task_managers if manager.slots)
 
 
 def _executors(place: Place) -> int:

@@ -87,8 +87,7 @@ def main() -> None:
         )
         job = place.sums(config=config, sink=f"faulty+file://{place.output}")
     run = job.start()
-    described = run.processes()
-    pids = [m["pid"] for m in described.values()] + [s["pid"] for m in described.values() for s in m["slots"].values()]
+    pids = run.processes().pids
     temporary = root / "driver.tmp"
     temporary.write_text(json.dumps({"pids": pids}))
     temporary.replace(root / "driver.json")

@@ -21,16 +21,16 @@ UPLOADED, PUBLISHED = "before create .*/_metadata$", "after rename "
 
 
 def slot_pids(run: sl.JobRun) -> list[int]:
-    return [slot["pid"] for manager in run.processes().values() for slot in manager["slots"].values() if slot["alive"]]
+    return [slot.pid for slot in run.processes().slots if slot.alive]
 
 
 def manager_pids(run: sl.JobRun) -> list[int]:
-    return [manager["pid"] for manager in run.processes().values()]
+    return [manager.pid for manager in run.processes().task_managers]
 
 
 def slot_pid(run: sl.JobRun, index: int) -> int:
-    (pid,) = [m["slots"][index]["pid"] for m in run.processes().values() if index in m["slots"]]
-    return int(pid)
+    (pid,) = [slot.pid for slot in run.processes().slots if slot.index == index]
+    return pid
 
 
 def lose_slot(place: Place, run: sl.JobRun, index: int) -> None:

@@ -138,4 +138,4 @@ def batches(count: int, users: int = 40, rows: int = 300, seed: int = 7) -> list
 
 
 def wait_for_batches(run: sl.JobRun, count: int) -> None:
-    wait_until(lambda: run.figures()["batches"] == count, what=f"batch {count}")
+    wait_until(lambda: run.figures().batches == count, what=f"batch {count}")

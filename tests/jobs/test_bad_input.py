@@ -193,8 +193,8 @@ def test_a_job_of_another_shape_does_not_start_and_does_not_disturb_the_run(
     assert log_entries(place) == before, "a start that was refused took the job over"
     place.write(SECOND)
     healthy.process_all_available()
-    assert healthy.figures()["generation"] == 1
-    assert healthy.figures()["restarts"] == 0
+    assert healthy.figures().generation == 1
+    assert healthy.figures().restarts == 0
     healthy.stop()
     run_once(place, THIRD)
     assert place.rows() == running_sums([FIRST, SECOND, THIRD])
@@ -360,7 +360,7 @@ def test_a_sink_folder_with_other_files_is_refused_and_left_alone(place: Place, 
     place.output = ours
     place.write(SECOND)
     healthy.process_all_available()
-    assert healthy.figures()["generation"] == 1
+    assert healthy.figures().generation == 1
     assert place.rows() == running_sums([FIRST, SECOND])
 
 

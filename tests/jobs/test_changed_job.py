@@ -172,15 +172,15 @@ def test_a_changed_job_goes_on_with_what_it_still_has(
     runs.append(run)
     assert run.query("sums", "total", "once") == (1, None, 5)
     place.write(ROWS[3])
-    wait_until(lambda: run.figures()["batches"] == 1, what="a batch")
+    wait_until(lambda: run.figures().batches == 1, what="a batch")
     for index in range(2):
         if changelog:
             lose_slot(place, run, index)
         else:
             os.kill(slot_pid(run, index), signal.SIGKILL)
     feed(place, run, ROWS[4:6])
-    assert run.figures()["replaced_slots"] == 2
-    assert run.figures()["restarts"] == 0
+    assert run.figures().replaced_slots == 2
+    assert run.figures().restarts == 0
     taken = metadata(chk(place, run.checkpoints()[-1].id))
     assert set(taken.operators) == {state.operator for state in taken.subtasks} == {"sums", "added", "seeded"}
     assert {state["name"] for one in taken.subtasks if one.operator == "sums" for state in one.states} == {

@@ -25,6 +25,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.faults]
 LOG: dict[str, Any] = {"changelog": True, "materialization_interval": "700ms", "checkpoint_interval": "100ms"}
 
 
+def changelog_of(run: sl.JobRun) -> sl.ChangelogFigures:
+    figures = run.figures().changelog
+    assert figures is not None
+    return figures
+
+
 def test_a_slot_that_is_lost_with_its_files_is_rebuilt_alone_and_the_query_goes_on(
     place: Place, runs: list[sl.JobRun]
 ) -> None:
@@ -52,7 +58,7 @@ def test_a_slot_that_is_lost_with_its_files_is_rebuilt_alone_and_the_query_goes_
     assert place.spark.streams.active[0].runId == query
     assert slot_pid(run, 1) == other
     figures = run.figures()
-    assert (figures["generation"], figures["replaced_slots"]) == (1, 1)
+    assert (figures.generation, figures.replaced_slots) == (1, 1)
     run.stop()
     check_storage(place)
 
@@ -68,7 +74,7 @@ def test_killed_processes_with_the_changelog(
         place.write(rows)
     run = place.sums(Slow(), **LOG, restart_strategy="none", state_backend=backend).start()
     runs.append(run)
-    wait_until(lambda: run.figures()["batches"] >= 1, what="the first batch")
+    wait_until(lambda: run.figures().batches >= 1, what="the first batch")
 
     def feed() -> None:
         for rows in data[3:]:
@@ -82,8 +88,8 @@ def test_killed_processes_with_the_changelog(
     run.process_all_available()
     figures = run.figures()
     run.stop()
-    assert (figures["restarts"], figures["generation"]) == (0, 1)
-    assert figures["replaced_slots"] >= 1
+    assert (figures.restarts, figures.generation) == (0, 1)
+    assert figures.replaced_slots >= 1
     assert all(recovery.kind == "slots" for recovery in run.recoveries())
     assert place.rows() == running_sums(data)
     check_storage(place)
@@ -197,7 +203,7 @@ def test_uploads_that_fail_for_a_while_fail_checkpoints_and_lose_nothing(place: 
     for count, rows in enumerate(data[1:4], 2):
         place.write(rows)
         wait_for_batches(run, count)  # without storage
-    assert run.figures()["changelog"]["behind_bytes"] > 0
+    assert changelog_of(run).behind_bytes > 0
     wait_until(lambda: any(c.status == "failed" for c in run.checkpoints()), what="a failed checkpoint")
     assert place.rows() == running_sums(data[:1])
     switch.unlink()
@@ -205,7 +211,7 @@ def test_uploads_that_fail_for_a_while_fail_checkpoints_and_lose_nothing(place: 
         place.write(rows)
     run.process_all_available()
     assert place.rows() == running_sums(data)
-    assert run.figures()["changelog"]["behind_bytes"] == 0
-    assert run.figures()["restarts"] == 0
+    assert changelog_of(run).behind_bytes == 0
+    assert run.figures().restarts == 0
     run.stop()
     check_storage(place)

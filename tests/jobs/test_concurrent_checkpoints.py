@@ -139,7 +139,7 @@ def faults(place: Place) -> Iterator[Faults]:
 
 
 def batches_done(run: sl.JobRun, count: int) -> None:
-    wait_until(lambda: run.figures()["batches"] >= count, what=f"batch {count}")
+    wait_until(lambda: run.figures().batches >= count, what=f"batch {count}")
 
 
 def statuses(run: sl.JobRun) -> list[str]:
@@ -300,7 +300,7 @@ def test_a_failed_checkpoint_leaves_no_file_behind_and_the_run_goes_on(place: Pl
     assert completed.checkpointed_bytes >= completed.full_bytes  # nothing of the failed one could be referred to
     assert faults.is_tidy()
     assert place.rows() == running_sums([MANY, FEW])
-    assert run.figures()["restarts"] == 0
+    assert run.figures().restarts == 0
     faults.close()
 
 

@@ -103,7 +103,7 @@ def test_windows_close_by_the_watermark_and_late_rows_go_aside(clicks: Clicks, r
     clicks.write([("b", 4, 99), ("b", 13, 1)])
     run.process_all_available()
     assert (clicks.rows(), clicks.rows("late")) == (first, [("b", at(4), 99)])
-    assert run.figures()["late_rows"] == 1
+    assert run.figures().late_rows == 1
     run.cancel()
 
     run = start()  # the watermark is where it was: 4 is late, 12 is not
@@ -158,9 +158,9 @@ def test_an_idle_job_fires_its_timers_also_after_a_restart(clicks: Clicks, runs:
     batches = start()
     wait_until(lambda: clicks.rows() == [("a", True), ("b", True), ("c", True)], what="the timer of c")
     # A run begins with a batch that finds out what is due, also where the first run had fired it all.
-    count = wait_until(lambda: batches.figures()["batches"], what="the first batch")
+    count = wait_until(lambda: batches.figures().batches, what="the first batch")
     time.sleep(1.5)
-    assert batches.figures()["batches"] == count  # nothing is due, so nothing happens
+    assert batches.figures().batches == count  # nothing is due, so nothing happens
 
 
 class MaybeIdle(Sum):

@@ -51,7 +51,7 @@ def test_available_now_ends_by_itself_with_everything_visible(place: Place) -> N
     assert run.await_termination(timeout=60)
     assert run.status == "finished"
     assert place.rows() == running_sums(BATCHES)
-    assert run.processes() == {}
+    assert run.processes() == sl.RunProcesses()
 
 
 def test_every_reader_sees_the_same_rows(place: Place) -> None:
@@ -72,7 +72,7 @@ def test_rows_stay_hidden_until_a_checkpoint_covers_them(place: Place, runs: lis
     place.write(BATCHES[0])
     run = place.sums(checkpoint_interval="1h").start()
     runs.append(run)
-    wait_until(lambda: run.figures()["batches"] == 1, what="the first batch")
+    wait_until(lambda: run.figures().batches == 1, what="the first batch")
     assert place.rows() == []
     with duckdb.connect() as database:
         found = database.execute(f"select count(*) from glob('{place.output}/**/*.parquet')").fetchall()
@@ -85,7 +85,7 @@ def test_an_idle_source_does_not_hold_rows_back(place: Place, runs: list[sl.JobR
     place.write(BATCHES[0])
     run = place.sums(checkpoint_interval="1s").start()
     runs.append(run)
-    wait_until(lambda: run.figures()["batches"] == 1, what="the first batch")
+    wait_until(lambda: run.figures().batches == 1, what="the first batch")
     wait_until(place.rows, what="the rows of the last batch")
     assert place.rows() == running_sums(BATCHES[:1])
 
@@ -95,7 +95,7 @@ def test_cancel_takes_no_last_checkpoint_and_a_restart_makes_the_rows_again(
 ) -> None:
     place.write(BATCHES[0])
     run = place.sums(checkpoint_interval="1h").start()
-    wait_until(lambda: run.figures()["batches"] == 1, what="the first batch")
+    wait_until(lambda: run.figures().batches == 1, what="the first batch")
     run.cancel()
     assert run.status == "cancelled"
     assert place.rows() == []
@@ -401,7 +401,7 @@ def test_every_batch_may_have_a_checkpoint_of_its_own(place: Place, runs: list[s
         place.write(batch)
     run = place.sums(checkpoint_interval="1h", checkpoint_every_batch=True).start()
     runs.append(run)
-    wait_until(lambda: run.figures()["batches"] == 3, what="three batches")
+    wait_until(lambda: run.figures().batches == 3, what="three batches")
     wait_until(lambda: len(place.rows()) == len(running_sums(BATCHES)), what="all rows")
     assert [c.status for c in run.checkpoints()] == ["completed"] * 3
 
@@ -411,10 +411,7 @@ def test_nothing_is_left_of_a_run_that_ended(place: Place) -> None:
     place.write(BATCHES[0])
     run = place.sums(local_dir=str(local)).start()
     run.process_all_available()
-    described = run.processes()
-    pids = [manager["pid"] for manager in described.values()] + [
-        slot["pid"] for manager in described.values() for slot in manager["slots"].values()
-    ]
+    pids = run.processes().pids
     assert len(pids) == 3
     run.stop()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the end of all processes")

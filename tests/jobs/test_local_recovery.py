@@ -29,9 +29,8 @@ def lose_all_slots(place: Place, run: sl.JobRun) -> sl.Recovery:
     before = len(run.recoveries())
     for folder in place.root.glob("local/strandline/*/*/gen-*"):
         shutil.rmtree(folder, ignore_errors=True)
-    for manager in run.processes().values():
-        for slot in manager["slots"].values():
-            os.kill(slot["pid"], signal.SIGKILL)
+    for slot in run.processes().slots:
+        os.kill(slot.pid, signal.SIGKILL)
     wait_until(lambda: len(run.recoveries()) > before, 60, "a recovery")
     assert run.recoveries()[-1].slots == (0, 1)
     return run.recoveries()[-1]

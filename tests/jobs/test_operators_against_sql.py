@@ -362,7 +362,7 @@ def _differences(spark: SparkSession, root: Path) -> dict[str, tuple[list[str], 
 
 
 def _batches(run: sl.JobRun) -> int:
-    return int(run.figures().get("batches", 0))
+    return run.figures().batches
 
 
 @pytest.fixture(autouse=True)
@@ -405,7 +405,7 @@ def test_every_operator_gives_what_sql_gives_across_a_restart_and_the_loss_of_a_
         os.kill(slot_pids(run)[victim], signal.SIGKILL)
         write(root / "in", len(events.files), events.end())
         run.process_all_available()
-        assert run.figures()["replaced_slots"] >= 1
+        assert run.figures().replaced_slots >= 1
     finally:
         run.cancel()
     assert _differences(spark, root) == {}

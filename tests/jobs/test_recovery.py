@@ -52,7 +52,7 @@ def test_killed_processes_are_replaced_without_restarting_the_query(
         place.write(batch)
     run = place.sums(Slow(), restart_strategy="none").start()
     runs.append(run)
-    wait_until(lambda: run.figures()["batches"] >= 1, what="the first batch")
+    wait_until(lambda: run.figures().batches >= 1, what="the first batch")
 
     def feed() -> None:
         for batch in data[3:]:
@@ -66,10 +66,10 @@ def test_killed_processes_are_replaced_without_restarting_the_query(
     run.process_all_available()
     figures = run.figures()
     run.stop()
-    assert figures["restarts"] == 0
-    assert figures["generation"] == 1
+    assert figures.restarts == 0
+    assert figures.generation == 1
     if victims is not python_workers:
-        assert figures["replaced_slots"] >= 1  # not 4: one may be killed again while it is being replaced
+        assert figures.replaced_slots >= 1  # not 4: one may be killed again while it is being replaced
     assert place.rows() == running_sums(data)
 
 
@@ -84,7 +84,7 @@ def test_a_slot_that_dies_while_the_source_is_idle_is_replaced(place: Place, run
     wait_until(lambda: len(pids := slot_pids(run)) == 2 and victim not in pids, what="the replacement")
     place.write(data[1])
     run.process_all_available()
-    assert run.figures()["rounds_repeated"] == 0
+    assert run.figures().rounds_repeated == 0
     assert place.rows() == running_sums(data)
 
 
@@ -98,17 +98,17 @@ def test_a_slot_whose_local_files_are_gone_restarts_the_run_from_its_checkpoint(
     runs.append(run)
     run.process_all_available()
     place.write(data[1])
-    wait_until(lambda: run.figures()["batches"] == 2, what="a batch that no checkpoint covers")
+    wait_until(lambda: run.figures().batches == 2, what="a batch that no checkpoint covers")
     folder = next(local.glob("strandline/visits/*/gen-1/slot-0"))
-    victim = run.processes().popitem()[1]["slots"][0]["pid"]
+    victim = run.processes().slots[0].pid
     for path in sorted(folder.rglob("*"), reverse=True):
         path.unlink() if path.is_file() else None
     os.kill(victim, signal.SIGKILL)
     place.write(data[2])
-    wait_until(lambda: run.figures().get("generation") == 2, what="the restart")
+    wait_until(lambda: run.figures().generation == 2, what="the restart")
     place.write(data[3])
     run.process_all_available()
-    assert run.figures()["restarts"] == 1
+    assert run.figures().restarts == 1
     assert place.rows() == running_sums(data)
 
 
@@ -186,7 +186,7 @@ def test_errors_of_user_code_say_what_and_where_and_the_checkpoint_stays_usable(
         for word in words:
             assert word in str(caught.value)
         assert broken.status == "failed"
-        assert broken.processes() == {}
+        assert broken.processes() == sl.RunProcesses()
         assert place.rows() == running_sums(good[:1])
     mended = place.sums().start()
     runs.append(mended)

@@ -30,7 +30,7 @@ def feed(place: Place, run: sl.JobRun, rows: list[Batch]) -> None:
 
 
 def kill_a_slot(run: sl.JobRun) -> None:
-    slots = [slot["pid"] for manager in run.processes().values() for slot in manager["slots"].values()]
+    slots = [slot.pid for slot in run.processes().slots]
     os.kill(random.choice(slots), signal.SIGKILL)
 
 
@@ -53,7 +53,7 @@ def test_restored_at_any_parallelism(place: Place, runs: list[sl.JobRun], option
         kill_a_slot(run)
         feed(place, run, rows[done + 1 : done + 2])
         done += 2
-        assert run.figures()["parallelism"] == parallelism
+        assert run.figures().parallelism == parallelism
         if at % 2:
             run.stop()
         else:
@@ -78,7 +78,7 @@ def test_rescaled_while_it_runs(place: Place, runs: list[sl.JobRun], changelog: 
     for parallelism in steps:
         place.write(rows[done])
         rescaled = run.rescale(parallelism)
-        assert (rescaled.parallelism, run.figures()["parallelism"]) == (parallelism, parallelism)
+        assert (rescaled.parallelism, run.figures().parallelism) == (parallelism, parallelism)
         assert 0 < rescaled.pause_ms <= rescaled.duration_ms
         assert rescaled.local_bytes > 0, "the files were on this host"
         assert rescaled.durable_bytes == 0
@@ -86,14 +86,14 @@ def test_rescaled_while_it_runs(place: Place, runs: list[sl.JobRun], changelog: 
         feed(place, run, rows[done + 1 : done + 2])
         done += 2
         assert place.rows() == running_sums(rows[:done])
-    assert run.figures()["restarts"] == 0
+    assert run.figures().restarts == 0
     with pytest.raises(ConfigError, match="parallelism"):
         run.rescale(0)
     run.stop()
     # The next run of the job begins as it is configured, with what the rescaled one left.
     run = place.sums(changelog=changelog, parallelism=3).start()
     runs.append(run)
-    assert run.figures()["parallelism"] == 3
+    assert run.figures().parallelism == 3
     more = batches(1, seed=3)
     feed(place, run, more)
     run.stop()

@@ -49,7 +49,7 @@ def test_no_claim_goes_on_from_an_older_checkpoint_and_never_touches_it(place: P
     assert place.rows() == running_sums(ROWS[:1])
     run = place.sums(**BY_HAND).start()
     runs.append(run)
-    assert run.figures()["generation"] == 3
+    assert run.figures().generation == 3
     feed(place, run, ROWS[3:4])
     assert place.rows() == running_sums(ROWS[:4])
     first = run.checkpoints()[0]

@@ -92,7 +92,7 @@ class _Demo:
         self._kill_row = 0
         self._kill_time = 0.0
         self._recovery: float | None = None
-        self._figures: dict[str, Any] = {}
+        self._figures = sl.RunFigures(sl.RunStatus.STARTING)
         self._comparison: Comparison | None = None
 
     def run(self, folders: Folders) -> None:
@@ -174,7 +174,7 @@ class _Demo:
         )
 
     def _notice_recovery(self) -> None:
-        if self._killed is None or self._recovery is not None or not self._figures.get("replaced_slots"):
+        if self._killed is None or self._recovery is not None or not self._figures.replaced_slots:
             return
         now = next((line for line in self._picture.processes if line.name == self._killed.name), None)
         if now is None or now.pid == self._killed.pid or now.state != "running":
@@ -182,7 +182,7 @@ class _Demo:
         self._recovery = time.monotonic() - self._kill_time
         self._view.event(
             f"{now.name} is back with its state as pid {now.pid}, after {self._recovery:.1f} s; "
-            f"{self._figures['restarts']} restarts",
+            f"{self._figures.restarts} restarts",
             "bold green",
         )
 
@@ -192,20 +192,20 @@ class _Demo:
         """Bring the picture up to date."""
         picture = self._picture
         figures = run.figures()
-        if "batches" in figures:
-            if self._generation is not None and figures["generation"] != self._generation:
-                self._view.event(f"the job was restarted as generation {figures['generation']}", "yellow")
+        if figures.generation:
+            if self._generation is not None and figures.generation != self._generation:
+                self._view.event(f"the job was restarted as generation {figures.generation}", "yellow")
                 self._earlier_batches = picture.batches
-            self._generation = figures["generation"]
+            self._generation = figures.generation
             # After a restart some batches come again, so this is a bound; the comparison at the end is exact.
-            batches = min(clicks.written, self._earlier_batches + figures["batches"])
+            batches = min(clicks.written, self._earlier_batches + figures.batches)
             if batches > picture.batches:
                 self._last_batch = time.monotonic(), self._plan.rows_in(batches)
                 self._first_batch = self._first_batch or self._last_batch
             picture.batches = max(picture.batches, batches)
             picture.rows_done = self._plan.rows_in(picture.batches)
-            picture.state_bytes = figures["state_bytes"] + figures["state_memory_bytes"]
-        picture.restarts, picture.replaced = figures["restarts"], figures["replaced_slots"]
+            picture.state_bytes = figures.state_bytes + figures.state_memory_bytes
+        picture.restarts, picture.replaced = figures.restarts, figures.replaced_slots
         picture.rows_arrived = self._plan.rows_in(clicks.written)
         picture.checkpoints = tuple(run.checkpoints())
         self._figures = figures
@@ -216,12 +216,12 @@ class _Demo:
 
     def _see_processes(self, run: sl.JobRun) -> None:
         lines = []
-        for manager in run.processes().values():
-            self._saw("task_managers", manager["pid"])
-            lines.append(SlotLine("task manager", manager["pid"], "running"))
-            for index, slot in sorted(manager["slots"].items(), key=lambda item: int(item[0])):
-                self._saw("slots", slot["pid"])
-                lines.append(self._slot_line(f"slot {index}", slot["pid"], slot["alive"]))
+        for manager in run.processes().task_managers:
+            self._saw("task_managers", manager.pid)
+            lines.append(SlotLine("task manager", manager.pid, "running"))
+            for slot in manager.slots:
+                self._saw("slots", slot.pid)
+                lines.append(self._slot_line(f"slot {slot.index}", slot.pid, slot.alive))
         if lines:
             self._picture.processes = tuple(lines)
 
@@ -261,9 +261,9 @@ class _Demo:
             "rows_per_second": self._rows_per_second(),
             "seconds": round(self._picture.elapsed, 1),
             "batches": self._picture.batches,
-            "restarts": self._figures["restarts"],
-            "replaced_slots": self._figures["replaced_slots"],
-            "rounds_repeated": self._figures["rounds_repeated"],
+            "restarts": self._figures.restarts,
+            "replaced_slots": self._figures.replaced_slots,
+            "rounds_repeated": self._figures.rounds_repeated,
             "killed_pid": killed.pid if killed else None,
             "killed_slot": killed.name if killed else None,
             "killed_at_row": self._kill_row if killed else None,

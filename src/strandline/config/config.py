@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import TYPE_CHECKING, cast
+from typing import Self, cast
 
 from strandline.config import option as kinds
 from strandline.config.mapping import read_file, read_mapping, unknown_option
@@ -32,9 +32,6 @@ from strandline.config.values import (
     Size,
 )
 from strandline.errors import ConfigError, UnknownOptionError
-
-if TYPE_CHECKING:
-    from typing import Self
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

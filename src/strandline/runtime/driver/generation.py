@@ -15,6 +15,7 @@ from strandline.runtime.driver.batches import BatchFunction, error_in_task
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Cluster
+from strandline.runtime.driver.figures import ChangelogFigures
 from strandline.runtime.driver.recoveries import Recovery
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class Generation:
                 "used_bytes": sum(used),
                 "most_used_bytes": max(used, default=0),
             },
-            **({"changelog": changelog} if changelog else {}),
+            "changelog": ChangelogFigures.of(changelog) if changelog else None,
         }
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from strandline.checkpoint.stats import CheckpointHistory, CheckpointStats
 from strandline.config import Config
 from strandline.errors import (
@@ -25,6 +27,7 @@ from strandline.progress import Step
 from strandline.runtime.driver.batches import FATAL, BatchFunction
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.cluster_setup import absolute_location, make_cluster
+from strandline.runtime.driver.figures import RunFigures, RunSummary
 from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.opening import GenerationRequest, RunContext, open_generation
 from strandline.runtime.driver.plan import Graph
@@ -32,13 +35,13 @@ from strandline.runtime.driver.recoveries import Recovery, Rescaling, moved_key_
 from strandline.runtime.driver.restart import RestartStrategy
 from strandline.runtime.driver.restore.savepoints import SavepointFormat, SavepointTarget
 from strandline.runtime.driver.restore.takeover import Restore
+from strandline.runtime.driver.status import RunStatus
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
-ENDED = ("finished", "stopped", "cancelled", "failed")
 FINAL_ERRORS = (*FATAL, FencedError, ConfigError, CheckpointError)
 """Errors that end the run: after a restart they would occur again."""
 
@@ -87,7 +90,7 @@ class Run:
         allow_non_restored: bool = False,
     ) -> None:
         self.name = name
-        self.status = "starting"
+        self.status = RunStatus.STARTING
         self.error: StrandlineError | None = None
         self.restarts = 0
         self._spark = spark
@@ -120,7 +123,7 @@ class Run:
             self._open_generation()
         except BaseException:
             self._close_cluster()
-            self.status = "failed"
+            self.status = RunStatus.FAILED
             self._done.set()
             raise
         self._supervisor = threading.Thread(target=self._supervise, daemon=True, name=f"strandline-{self.name}")
@@ -147,12 +150,12 @@ class Run:
             rescale=rescale,
         )
         self._generation = open_generation(run, request)
-        self._set_status("running")
+        self._set_status(RunStatus.RUNNING)
 
     def _claimed(self, number: int) -> None:
         self._last_claimed = number
 
-    def _set_status(self, status: str) -> None:
+    def _set_status(self, status: RunStatus) -> None:
         with self._status_changed:
             self.status = status
             self._status_changed.notify_all()
@@ -214,7 +217,7 @@ class Run:
         before = self._config
         try:
             request.step("ending the query")
-            self._set_status("rescaling")
+            self._set_status(RunStatus.RESCALING)
             self._close_generation(generation)
             self._config = before.replace(parallelism=request.parallelism)
             request.step(f"opening the state of {request.parallelism} subtasks")
@@ -251,7 +254,7 @@ class Run:
         except StrandlineError as error:
             self._fail(error)
             return
-        self._end(generation, "finished")
+        self._end(generation, RunStatus.FINISHED)
 
     def _restart(self, generation: Generation, failure: StrandlineError) -> bool:
         """Go back to the last completed checkpoint. Returns False if the run ends instead."""
@@ -265,7 +268,7 @@ class Run:
                 return False
             log.warning("job %s: restarting in %.1f s after: %s", self.name, delay, failure)
             self.restarts += 1
-            self._set_status("restarting")
+            self._set_status(RunStatus.RESTARTING)
             deadline = time.monotonic() + delay
             while time.monotonic() < deadline and not self._end_requested:
                 time.sleep(0.02)
@@ -292,10 +295,10 @@ class Run:
         if self._generation is not None:
             self._close_generation(self._generation)
         self._close_cluster()
-        self._set_status("failed")
+        self._set_status(RunStatus.FAILED)
         self._done.set()
 
-    def _end(self, generation: Generation | None, status: str) -> None:
+    def _end(self, generation: Generation | None, status: RunStatus) -> None:
         if generation is not None:
             self._close_generation(generation)
         self._close_cluster()
@@ -319,7 +322,8 @@ class Run:
                 generation.process_all_available()
                 return
             except Exception as error:
-                if self._generation is generation and self.status == "running" and not generation.has_failed(10.0):
+                running = self._generation is generation and self.status is RunStatus.RUNNING
+                if running and not generation.has_failed(10.0):
                     raise
                 log.info("job %s: waiting for the restart after: %s", self.name, error)
 
@@ -327,17 +331,17 @@ class Run:
         """The running generation; waits while the run starts or restarts. Raises if the run has ended."""
         while True:
             with self._status_changed:
-                self._status_changed.wait_for(lambda: self.status in ("running", *ENDED))
+                self._status_changed.wait_for(lambda: self.status is RunStatus.RUNNING or self.status.ended)
             self._raise_if_failed()
             generation = self._generation
-            if self.status != "running":
+            if self.status is not RunStatus.RUNNING:
                 raise JobFailedError(f"job {self.name!r} does not run any more: it is {self.status}")
             if generation is not None:
                 return generation
             time.sleep(0.05)  # the generation has just failed; the supervisor is about to change the status
 
     def _raise_if_failed(self) -> None:
-        if self.status == "failed" and self.error is not None:
+        if self.status is RunStatus.FAILED and self.error is not None:
             raise self.error
 
     def await_termination(self, timeout: float | None) -> bool:
@@ -349,6 +353,18 @@ class Run:
     def checkpoints(self) -> list[CheckpointStats]:
         """The run's checkpoints, oldest first."""
         return self._history.checkpoints()
+
+    def summary(self) -> RunSummary:
+        """What the driver knows of the run, without a call to any other process."""
+        generation = self._generation
+        return RunSummary(
+            name=self.name,
+            status=self.status,
+            generation=generation.number if generation is not None else 0,
+            batches=generation.batch_function.batches if generation is not None else 0,
+            last_checkpoint=self._history.last_completed,
+            error=self.error,
+        )
 
     def recoveries(self) -> list[Recovery]:
         """The run's recoveries, oldest first."""
@@ -411,7 +427,7 @@ class Run:
             if savepoint_dir is not None:
                 made.append(self._savepoint(generation, savepoint_dir, format_, generation.heal))
 
-        self._end_on_request("stopped", finish)
+        self._end_on_request(RunStatus.STOPPED, finish)
         return made[0] if made else None
 
     def cancel(self) -> None:
@@ -421,9 +437,9 @@ class Run:
             if self._config.on_cancel == "delete":
                 generation.checkpoints.delete_all()
 
-        self._end_on_request("cancelled", abandon)
+        self._end_on_request(RunStatus.CANCELLED, abandon)
 
-    def _end_on_request(self, status: str, last_acts: Callable[[Generation], None]) -> None:
+    def _end_on_request(self, status: RunStatus, last_acts: Callable[[Generation], None]) -> None:
         """End the run. The supervisor ends first, so that it does not restart the generation meanwhile."""
         self._end_requested = True
         self._supervisor.join()
@@ -448,14 +464,18 @@ class Run:
         """The run's task managers and slots with their process ids."""
         return self._cluster.describe() if self._cluster is not None and not self._done.is_set() else {}
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> RunFigures:
         """Counts of the whole run, and the figures of the present generation."""
         generation = self._generation
         totals = self._totals if generation is None else self._totals.plus(generation.batch_function)
-        return {
-            "status": self.status,
-            "restarts": self.restarts,
-            "rounds_repeated": totals.rounds_repeated,
-            "replaced_slots": totals.replaced_slots,
-            **(generation.figures() if generation is not None else {}),
-        }
+        facts: dict[str, Any] = generation.figures() if generation is not None else {}
+        return msgspec.convert(
+            {
+                **facts,
+                "status": self.status,
+                "restarts": self.restarts,
+                "rounds_repeated": totals.rounds_repeated,
+                "replaced_slots": totals.replaced_slots,
+            },
+            RunFigures,
+        )

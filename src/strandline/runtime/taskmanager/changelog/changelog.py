@@ -282,7 +282,7 @@ class Changelog:
                 "merges": self.merger.merges,
                 **{f"upload_{name}": value for name, value in asdict(self._uploader.figures).items()},
                 "segments": sum(len(one.segments) for one in subtasks),
-                "log_bytes": sum(one.segment_bytes for one in subtasks),
+                "segment_bytes": sum(one.segment_bytes for one in subtasks),
                 "base_bytes": sum(one.base_bytes for one in subtasks),
                 "behind_bytes": self.queue.behind_bytes,
             }

@@ -1,0 +1,92 @@
+"""Reads what users pass to the methods of a stream: durations, schemas, time modes, treatment of late rows."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from strandline.config.option import DurationLike, parse_duration
+from strandline.errors import ConfigError, JobDefinitionError
+from strandline.operators.base import TIME_MODES, TimeMode
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+def read_time_mode(uid: str, given: str) -> TimeMode:
+    """The time mode that a user names in our words or in Spark's."""
+    found = TIME_MODES.get(str(given).lower())
+    if found is None:
+        raise JobDefinitionError(f"operator {uid!r}: time_mode={given!r}; it must be none, processing or event")
+    return found
+
+
+def read_late(mode: TimeMode, given: str | None) -> str | None:
+    """What becomes of late rows: None keeps them, "drop" drops them, any other name is a side output."""
+    if given == "keep":
+        return None
+    return "drop" if given is None and mode == "event" else given
+
+
+def read_milliseconds(duration: DurationLike, what: str) -> int:
+    """A duration in whole milliseconds; `what` is its name in the error."""
+    try:
+        return round(parse_duration(duration) * 1000)
+    except ValueError as error:
+        raise JobDefinitionError(f"{what}={duration!r} is no duration such as '10s' or '1h': {error}") from error
+
+
+def read_bounds(uid: str, within: DurationLike | tuple[DurationLike, DurationLike] | None) -> tuple[int, int] | None:
+    """The `within` of a join as the least and the greatest distance from a left row to a right row, in milliseconds."""
+    if within is None:
+        return None
+    if not isinstance(within, tuple):
+        span = read_milliseconds(within, f"operator {uid!r}: within")
+        return -span, span
+    lower, upper = (_signed_milliseconds(uid, bound) for bound in within)
+    return lower, upper
+
+
+def _signed_milliseconds(uid: str, bound: DurationLike) -> int:
+    if isinstance(bound, str) and bound.strip().startswith("-"):
+        return -read_milliseconds(bound.strip()[1:], f"operator {uid!r}: within")
+    if not isinstance(bound, str) and (bound < timedelta() if isinstance(bound, timedelta) else bound < 0):
+        return -read_milliseconds(-bound, f"operator {uid!r}: within")
+    return read_milliseconds(bound, f"operator {uid!r}: within")
+
+
+def read_schema(schema: str | StructType) -> StructType:
+    """The columns that a user gives as a `StructType` or as DDL text."""
+    from pyspark.sql.types import StructType
+
+    if isinstance(schema, StructType):
+        return schema
+    try:
+        parsed = StructType.fromDDL(schema)
+        if isinstance(parsed, StructType):
+            return parsed
+        raise ValueError("it is a single type, not a list of columns")
+    except Exception as error:
+        raise ConfigError(f"the schema {schema!r} cannot be read: {error}") from error
+
+
+def check_timestamp(schema: StructType, column: str, where: str) -> None:
+    """Raises `JobDefinitionError` unless `column` is a timestamp column of `schema`; `where` begins the message."""
+    from pyspark.sql.types import TimestampNTZType, TimestampType
+
+    if column not in schema.names:
+        raise JobDefinitionError(f"{where}: no such column; {_near(column, schema.names)}")
+    kind = schema[column].dataType
+    if not isinstance(kind, TimestampType | TimestampNTZType):
+        raise JobDefinitionError(
+            f"{where}: the column is of type {kind.simpleString()}, not a timestamp; convert it before, "
+            "for instance with to_timestamp or timestamp_millis"
+        )
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"

@@ -1,0 +1,149 @@
+"""A job: its sources, its steps and its start."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, get_args
+
+from strandline.config import Config
+from strandline.config.option import DurationLike, parse_duration
+from strandline.errors import ConfigError, JobDefinitionError
+from strandline.job.arguments import check_timestamp
+from strandline.job.run import JobRun
+from strandline.job.stream import Stream, event_time_column
+from strandline.runtime.driver.plan import Graph, SourceNode, source_problems
+from strandline.runtime.driver.restore.takeover import ClaimMode, Restore
+from strandline.runtime.driver.run import Run
+from strandline.storage import JobPaths
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Job:
+    """A streaming job: build it with `source`, `key_by`, `process` or `aggregate`, and `sink`, then `start` it.
+
+    ```python
+    job = sl.Job("visits", spark, sl.Config(checkpoint_dir="ckpt"))
+    events = job.source(spark.readStream.schema(schema).parquet("in"))
+    events.key_by("user").aggregate(n=sl.count()).sink(sl.ParquetSink("out"))
+    run = job.start()
+    ```
+
+    `name` names the job's checkpoints: a job that is started again under the same name continues from its newest
+    completed checkpoint. The constructor raises `JobDefinitionError` for a Spark Connect session, and `StrandlineError`
+    for a name that cannot be the name of a folder.
+    """
+
+    def __init__(self, name: str, spark: SparkSession, config: Config) -> None:
+        JobPaths(name)
+        if "connect" in type(spark).__module__.split("."):
+            raise JobDefinitionError(
+                "a Spark Connect session cannot run a Strandline job: the batch function must run in the driver. "
+                "Use a classic SparkSession (SparkSession.builder.master(...) or spark-submit)."
+            )
+        self.name = name
+        self.spark = spark
+        self.config = config
+        self._graph = Graph()
+        self._has_watermark = False
+
+    def source(
+        self, frame: DataFrame, *, event_time: str | None = None, watermark_delay: DurationLike | None = None
+    ) -> Stream:
+        """Returns the rows of `frame`, any streaming DataFrame whose source can be read again, as a stream.
+
+        `event_time` is the timestamp column that says when a row happened. The watermark of the source is the latest
+        event time among its rows, minus `watermark_delay`: rows may come out of order by that much. The watermark of
+        the job is the earliest watermark of its sources. If `frame` has a `withWatermark` already, the job uses it.
+
+        Raises `JobDefinitionError` if `frame` is a batch DataFrame, if it contains a stateful operation of Spark's, or
+        if `event_time` is no timestamp column.
+        """
+        if not frame.isStreaming:
+            raise JobDefinitionError(
+                f"job {self.name!r}: the source is a batch DataFrame. Read it with spark.readStream, not spark.read."
+            )
+        problems = source_problems(frame)
+        if problems:
+            raise JobDefinitionError(f"job {self.name!r}: this DataFrame cannot be a source: {'; '.join(problems)}.")
+        if event_time is not None or watermark_delay is not None:
+            frame = self._with_watermark(frame, event_time, watermark_delay)
+        self._has_watermark |= event_time_column(frame.schema) is not None
+        node = SourceNode(frame)
+        self._graph.sources.append(node)
+        return Stream(self, node)
+
+    def _with_watermark(self, frame: DataFrame, event_time: str | None, delay: DurationLike | None) -> DataFrame:
+        where = f"job {self.name!r}: source(event_time={event_time!r}, watermark_delay={delay!r})"
+        if event_time is None or delay is None:
+            raise JobDefinitionError(f"{where}: give both, such as event_time='ts', watermark_delay='10s'")
+        known = event_time_column(frame.schema)
+        if known is not None:
+            raise JobDefinitionError(f"{where}: the DataFrame has a watermark on {known!r} already; use one of the two")
+        check_timestamp(frame.schema, event_time, where)
+        try:
+            milliseconds = round(parse_duration(delay) * 1000)
+        except ValueError as error:
+            raise JobDefinitionError(f"{where}: {error}") from error
+        return frame.withWatermark(event_time, f"{milliseconds} milliseconds")
+
+    def start(
+        self,
+        *,
+        available_now: bool = False,
+        restore: str | os.PathLike[str] | None = None,
+        parallelism: int | None = None,
+        claim_mode: ClaimMode = "no_claim",
+        allow_non_restored_state: bool = False,
+    ) -> JobRun:
+        """Starts the job, and returns its run once the run has begun.
+
+        The run continues from the newest completed checkpoint of the job, if there is one. If the job runs elsewhere
+        already, this run takes it over, and the other run fails with `FencedError`.
+
+        Args:
+            available_now: The run ends by itself when the rows that the sources hold now are processed and a completed
+                checkpoint covers them.
+            restore: The directory of a checkpoint or savepoint to continue from instead, or the `_metadata` file in it.
+                Rows that a `ParquetSink` of the job published after that checkpoint are withdrawn and computed again.
+            parallelism: The number of subtasks of each stateful step, instead of `Config.parallelism`.
+            claim_mode: Who owns the restored checkpoint. With `"no_claim"` it stays yours: the first checkpoint of the
+                run uploads all state anew, and from then on you may delete the original. With `"claim"`, for
+                checkpoints in the job's own folder, it belongs to the job again: later checkpoints build on its files,
+                and the job deletes it when it is not retained any more.
+            allow_non_restored_state: The checkpoint may hold state of a step, or a state of a step, that the job does
+                not have any more. The run leaves such state out, and later checkpoints do not hold it. Without this
+                option such state is an error. New steps and new states of a step always begin empty, and the rows of a
+                state may have gained nullable columns.
+
+        Raises:
+            JobDefinitionError: The job has no sink.
+            ConfigError: An argument is wrong, or the Spark session cannot run the job.
+            CheckpointError: The checkpoint is missing, damaged, or does not fit the job.
+        """
+        if not self._graph.sinks:
+            raise JobDefinitionError(f"job {self.name!r} has no sink; end a stream with .sink(...)")
+        if claim_mode not in get_args(ClaimMode):
+            known = " or ".join(map(repr, get_args(ClaimMode)))
+            raise ConfigError(f"claim_mode={claim_mode!r}: use {known}")
+        config = self.config if parallelism is None else self.config.replace(parallelism=parallelism)
+        return JobRun(
+            Run(
+                self.name,
+                self.spark,
+                config,
+                self._graph,
+                available_now=available_now,
+                restore=Restore(os.fspath(restore), claim_mode) if restore is not None else None,
+                allow_non_restored=allow_non_restored_state,
+            )
+        )
+
+    def _uid(self, given: str | None, kind: str) -> str:
+        used = {operator.uid for operator in self._graph.operators}
+        if given is None:
+            given = f"{kind}-{len(used)}"
+        if given in used:
+            raise JobDefinitionError(f"job {self.name!r}: two steps have the uid {given!r}; give each its own uid=")
+        return given

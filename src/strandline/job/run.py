@@ -1,0 +1,184 @@
+"""The run of a job, as its user sees it."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any, Self, cast, get_args
+
+from strandline.checkpoint.stats import CheckpointStats
+from strandline.errors import ConfigError, StrandlineError
+from strandline.job.run_summary import summary_html, summary_text
+from strandline.progress import steps
+from strandline.runtime.driver.figures import RunFigures, RunProcesses, SlotProcess, TaskManagerProcess
+from strandline.runtime.driver.recoveries import Recovery, Rescaling
+from strandline.runtime.driver.restore.savepoints import SavepointFormat
+from strandline.runtime.driver.run import Run
+from strandline.runtime.driver.status import RunStatus
+
+
+class JobRun:
+    """A run of a job; `Job.start` returns one. All methods may be called from any thread.
+
+    A run is a context manager. Leaving the `with` block normally calls `stop()`: the run takes a last checkpoint, and
+    every processed row is visible. Leaving it with an exception calls `cancel()`, and the exception goes on:
+
+    ```python
+    with job.start() as run:
+        run.process_all_available()
+    ```
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        run.begin()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.stop()
+            return
+        try:
+            self.cancel()
+        except StrandlineError as failure:
+            # The exception of the block tells more: as a rule it is the error of the run.
+            if failure is not error:
+                error.add_note(f"the run could not be cancelled: {failure}")
+
+    def __repr__(self) -> str:
+        """Name, status, generation, batches and last checkpoint, from what the driver knows: no call, no waiting."""
+        return summary_text(self._run.summary())
+
+    def _repr_html_(self) -> str:
+        """The same facts as a table, for notebooks."""
+        return summary_html(self._run.summary())
+
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return self._run.name
+
+    @property
+    def status(self) -> RunStatus:
+        """Where the run stands: `starting`, `running`, `restarting`, `rescaling`, or how it ended."""
+        return self._run.status
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that ended the run, or None."""
+        return self._run.error
+
+    def process_all_available(self) -> None:
+        """Waits until the rows that the sources hold now are processed and a completed checkpoint covers them.
+
+        Raises the error of the run if the run fails meanwhile, and `JobFailedError` if the run is over.
+        """
+        self._run.process_all_available()
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Waits until the run ends, and returns True; returns False if it still runs after `timeout` seconds.
+
+        Raises the error of the run if the run failed.
+        """
+        return self._run.await_termination(timeout)
+
+    def checkpoints(self) -> list[CheckpointStats]:
+        """Returns the checkpoints of the run with their figures, oldest first; the newest 1000 are kept."""
+        return self._run.checkpoints()
+
+    def recoveries(self) -> list[Recovery]:
+        """Returns the failures that the run recovered from, oldest first: what was rebuilt, and from where."""
+        return self._run.recoveries()
+
+    def trigger_checkpoint(self) -> CheckpointStats:
+        """Takes a checkpoint now, and returns its figures when it is complete.
+
+        Raises `CheckpointError` if the checkpoint fails or if nothing was processed yet, and `JobFailedError` if the
+        run is over.
+        """
+        return self._run.trigger_checkpoint()
+
+    def rescale(self, parallelism: int) -> Rescaling:
+        """Changes the number of subtasks to `parallelism` while the run goes on, and returns what that took.
+
+        The run finishes the current batch and covers it with a checkpoint. Then it replaces the query by one with
+        `parallelism` subtasks, spread over all executors. A rescale to the current number spreads the subtasks anew:
+        that is how new executors get work. A terminal shows a progress bar.
+
+        Raises `ConfigError` for a number that the job cannot have, and `StrandlineError` if the rescale fails. Then the
+        run goes on as before.
+        """
+        with steps(f"rescaling to {parallelism}", 4) as step:
+            return self._run.rescale(parallelism, step)
+
+    def savepoint(self, directory: str | os.PathLike[str], *, format: SavepointFormat = "canonical") -> str:
+        """Writes the state of the whole job into a new folder in `directory`, and returns the path of the folder.
+
+        The run goes on meanwhile. The savepoint is yours: it needs nothing outside its folder, you may move it, and no
+        job deletes it (`strandline savepoint --dispose` does). A `canonical` savepoint restores into either backend. A
+        `native` one holds RocksDB's own files and is faster. Both restore at any parallelism.
+
+        Raises `CheckpointError` if the savepoint fails or if nothing was processed yet.
+        """
+        return self._run.savepoint(os.fspath(directory), _known_format(format))
+
+    def stop(
+        self,
+        *,
+        savepoint_dir: str | os.PathLike[str] | None = None,
+        format: SavepointFormat = "canonical",
+    ) -> str | None:
+        """Finishes the current batch, takes a last checkpoint, and ends the run: every processed row is visible.
+
+        With `savepoint_dir`, the run also makes a savepoint of exactly what it processed, and `stop` returns its path.
+        `stop` does nothing if the run is over. Raises the error of the run if it failed, before or meanwhile.
+        """
+        return self._run.stop(None if savepoint_dir is None else os.fspath(savepoint_dir), _known_format(format))
+
+    def cancel(self) -> None:
+        """Ends the run at once, without a last checkpoint.
+
+        `Config.on_cancel` says whether the checkpoints of the job are kept. `cancel` does nothing if the run is over.
+        Raises the error of the run if it failed.
+        """
+        self._run.cancel()
+
+    def query(self, uid: str, state: str, key: Any) -> Any:
+        """Returns what a state of the step `uid` holds for `key` after the last committed batch.
+
+        `key` is the value of the key column, or a tuple if there are several key columns. A value state gives its value
+        or None, a list state a list, a map state a dict. Raises `StrandlineError` for an unknown step or state.
+        """
+        return self._run.query(uid, state, key)
+
+    def processes(self) -> RunProcesses:
+        """Returns the task managers and slots of the run with their process ids; none if the run is over.
+
+        The call asks every task manager, and leaves out those that do not answer within seconds.
+        """
+        managers = []
+        for identity, manager in self._run.processes().items():
+            slots = sorted(
+                (SlotProcess(int(index), slot["pid"], slot["alive"]) for index, slot in manager["slots"].items()),
+                key=lambda slot: slot.index,
+            )
+            managers.append(TaskManagerProcess(identity, manager["pid"], tuple(slots)))
+        return RunProcesses(tuple(managers))
+
+    def figures(self) -> RunFigures:
+        """Returns counts of the run: batches, rows, restarts, replaced slots, state size, memory, changelog.
+
+        The call asks every slot, and leaves out those that do not answer within seconds.
+        """
+        return self._run.figures()
+
+
+def _known_format(given: str) -> SavepointFormat:
+    for known in get_args(SavepointFormat):
+        if given == known:
+            return cast(SavepointFormat, known)
+    raise ConfigError(f"format={given!r}: a savepoint is {' or '.join(map(repr, get_args(SavepointFormat)))}")

@@ -1,0 +1,135 @@
+"""A stream of rows inside a job: stateless steps, keys and sinks."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from strandline.errors import JobDefinitionError
+from strandline.runtime.driver.plan import (
+    Node,
+    OutputNode,
+    Transformation,
+    TransformNode,
+    UnionNode,
+    prototype,
+    source_problems,
+)
+from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
+from strandline.storage import is_local, open_storage
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from strandline.job.job import Job
+    from strandline.job.keyed_stream import KeyedStream
+
+_WATERMARK = "spark.watermarkDelayMs"
+
+
+def event_time_column(schema: StructType) -> str | None:
+    """The column that carries a watermark, or None. Spark notes the watermark in the metadata of the column."""
+    return next((field.name for field in schema.fields if _WATERMARK in field.metadata), None)
+
+
+class Stream:
+    """A stream of rows inside a job; `Job.source` and every step return one.
+
+    The methods describe the job. Nothing runs before `Job.start`. A method raises `JobDefinitionError` if the step that
+    it describes cannot run.
+    """
+
+    def __init__(self, job: Job, node: Node, event_time: str | None = None) -> None:
+        self._job = job
+        self._node = node
+        self._prototype = prototype(node)
+        self._event_time = event_time or event_time_column(self.schema)
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of the stream."""
+        return self._prototype.schema
+
+    def side(self, name: str) -> Stream:
+        """Returns the side output `name` of the step that made this stream.
+
+        Raises `JobDefinitionError` if the step has no such side output.
+        """
+        node = self._node
+        if not isinstance(node, OutputNode) or name not in node.parent.operator.side_outputs:
+            known = list(node.parent.operator.side_outputs) if isinstance(node, OutputNode) else []
+            raise JobDefinitionError(
+                f"job {self._job.name!r}: no side output {name!r} here; there are: {', '.join(known) or 'none'}"
+            )
+        return Stream(self._job, OutputNode(node.parent, name))
+
+    def transform(self, function: Transformation) -> Stream:
+        """Returns the stream that `function` makes of this one, a stateless step.
+
+        `function` takes the stream as a DataFrame and returns another DataFrame. The job calls it once when it is built
+        and again when it starts, so the function should only describe columns. Raises `JobDefinitionError` if the
+        result is not made from the argument, or if it contains a stateful operation of Spark's.
+        """
+        node = TransformNode(self._node, function)
+        result = Stream(self._job, node)
+        if not result._prototype.isStreaming:
+            raise JobDefinitionError(
+                f"job {self._job.name!r}: a transform must return a DataFrame made from its argument"
+            )
+        problems = source_problems(result._prototype)
+        if problems:
+            raise JobDefinitionError(f"job {self._job.name!r}: this transform cannot run: {'; '.join(problems)}.")
+        return result
+
+    def union(self, *others: Stream) -> Stream:
+        """Returns the rows of this stream and of `others`.
+
+        Raises `JobDefinitionError` if a stream has other columns or belongs to another job.
+        """
+        for other in others:
+            if other._job is not self._job:
+                raise JobDefinitionError("streams of different jobs cannot be united")
+            if set(other.schema.names) != set(self.schema.names):
+                raise JobDefinitionError(
+                    f"job {self._job.name!r}: union of streams with different columns: "
+                    f"{self.schema.names} and {other.schema.names}"
+                )
+        return Stream(self._job, UnionNode((self._node, *(other._node for other in others))))
+
+    def key_by(self, *columns: str) -> KeyedStream:
+        """Returns the stream grouped by the values of `columns`; the steps of a keyed stream keep state per key.
+
+        Raises `JobDefinitionError` if a column does not exist.
+        """
+        from strandline.job.keyed_stream import KeyedStream
+
+        if not columns:
+            raise JobDefinitionError("key_by needs at least one column")
+        for column in columns:
+            if column not in self.schema.names:
+                near = difflib.get_close_matches(column, self.schema.names, 1)
+                raise JobDefinitionError(
+                    f"job {self._job.name!r}: key_by({column!r}): no such column"
+                    f"{f', did you mean {near[0]!r}?' if near else ''} Columns: {', '.join(self.schema.names)}"
+                )
+        return KeyedStream(self, columns)
+
+    def sink(self, sink: Sink) -> Stream:
+        """Sends the rows of this stream to `sink`, and returns this stream. A stream may have several sinks.
+
+        Raises `JobDefinitionError` if another sink of the job writes to the same folder.
+        """
+        if not isinstance(sink, ParquetSink | ForeachBatchSink):
+            raise JobDefinitionError(f"{sink!r} is not a sink; use ParquetSink(path) or ForeachBatchSink(function)")
+        if isinstance(sink, ParquetSink) and is_local(sink.path):
+            # The driver, every task and the next start must know the folder by one name.
+            sink = replace(sink, path=os.path.abspath(open_storage(sink.path).url))
+        paths = {known.path for _node, known in self._job._graph.sinks if isinstance(known, ParquetSink)}
+        if isinstance(sink, ParquetSink) and sink.path in paths:
+            raise JobDefinitionError(
+                f"job {self._job.name!r}: two sinks write to {sink.path!r}; give each its own folder"
+            )
+        self._job._graph.sinks.append((self._node, sink))
+        return self

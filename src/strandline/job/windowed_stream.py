@@ -1,0 +1,63 @@
+"""A keyed stream cut into windows of event time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from strandline.errors import JobDefinitionError
+from strandline.operators.aggregate.functions import Aggregate
+from strandline.operators.windows.specs import WindowSpec
+from strandline.operators.windows.window_operator import WindowOperator
+
+if TYPE_CHECKING:
+    from strandline.job.keyed_stream import KeyedStream
+    from strandline.job.stream import Stream
+
+
+class WindowedStream:
+    """A keyed stream cut into windows of event time; `KeyedStream.window` returns one."""
+
+    def __init__(
+        self,
+        keyed: KeyedStream,
+        spec: WindowSpec,
+        time: str | None,
+        allowed_lateness_ms: int,
+        emit: Literal["close", "update"],
+        late: str,
+    ) -> None:
+        self._keyed = keyed
+        self._spec = spec
+        self._time = time
+        self._allowed_lateness_ms = allowed_lateness_ms
+        self._emit = emit
+        self._late = late
+
+    def aggregate(self, *, uid: str | None = None, **aggregates: Aggregate) -> Stream:
+        """Returns the aggregates of every window: the key columns, `window_start`, `window_end`, then the values.
+
+        ```python
+        clicks.key_by("user").window(sl.tumbling("1m")).aggregate(n=sl.count(), total=sl.sum("amount"))
+        ```
+
+        Raises `JobDefinitionError` if no source of the job has a watermark, because then no window would ever close.
+        """
+        keyed = self._keyed
+        uid = keyed._uid(uid, "window")
+        if not keyed._stream._job._has_watermark:
+            raise JobDefinitionError(
+                f"operator {uid!r}: windows close by a watermark, and no source has one: give "
+                "job.source(df, event_time='...', watermark_delay='...')"
+            )
+        operator = WindowOperator(
+            uid,
+            keyed._columns,
+            keyed._stream.schema,
+            self._spec,
+            self._time or keyed._event_time(uid),
+            aggregates,
+            self._allowed_lateness_ms,
+            self._emit,
+            self._late,
+        )
+        return keyed._stateful(operator, operator.needed_columns, operator.output_struct)

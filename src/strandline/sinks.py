@@ -35,3 +35,4 @@ class ForeachBatchSink:
 
 
 Sink = ParquetSink | ForeachBatchSink
+"""Any sink that `Stream.sink` takes."""

@@ -71,6 +71,7 @@ class SessionWindow:
 
 
 WindowSpec: TypeAlias = SlidingWindow | SessionWindow
+"""Any window that `KeyedStream.window` takes."""
 
 
 def tumbling(size: Duration, offset: Duration = 0) -> SlidingWindow:

@@ -26,6 +26,7 @@ import strandline as sl
 from strandline.config.rocksdb import PROFILES, SETTINGS, RocksDBOptions
 from strandline.errors import ConfigError, DamagedFileError, UnknownOptionError, UserCodeError
 from strandline.runtime.driver.rocksdb_factory import pickle_factory
+from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.messages import BackendSettings, SlotSpec
 from strandline.runtime.slot.process import ROCKSDB_SHARE, Slot
 from strandline.runtime.slot.rocksdb_factory import DatabaseInfo, tuning
@@ -334,9 +335,9 @@ def database(tmp_path: Path) -> Path:
 def test_a_slot_opens_its_databases_with_the_options(opened: Callable[..., Slot], tmp_path: Path) -> None:
     slot = opened(None, open_files=77, write_buffer_share=0.25)
     assert written_options(database(tmp_path))["max_open_files"] == "77"
-    figures = slot.figures(None)
-    assert figures["budget_bytes"] == MEMORY
-    assert 0 < figures["used_bytes"] <= int(MEMORY * ROCKSDB_SHARE)
+    figures = slot.figures(NOTHING)
+    assert figures.budget_bytes == MEMORY
+    assert 0 < figures.used_bytes <= int(MEMORY * ROCKSDB_SHARE)
     assert slot._memory is not None
     assert slot._memory.write_buffer_bytes == max(int(MEMORY * ROCKSDB_SHARE / 6), MB)
 

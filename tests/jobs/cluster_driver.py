@@ -27,7 +27,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 import strandline as sl
-from strandline.runtime.protocol.wire import TCP_ONLY
+from strandline.runtime.protocol.address import TCP_ONLY
 from tests.jobs.place import Place, running_sums
 from tests.waiting import wait_until
 

@@ -15,6 +15,7 @@ from strandline.admin.inspection import JobFolder
 from strandline.checkpoint.metadata import CheckpointMetadata, all_files
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import CheckpointError, StorageError, StrandlineError
+from strandline.runtime.protocol.coordinator_calls import Decline
 from strandline.runtime.protocol.messages import SnapshotReport
 from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.state.backends.factory import RestoredFile, open_backend
@@ -342,7 +343,7 @@ def test_a_decline_after_all_have_acknowledged_does_not_undo_a_completion(place:
     assert generation is not None
     coordinator = generation.checkpoints._coordinator
     wait_until(lambda: [pending.completing for pending in coordinator.pending()] == [True], what="the completion")
-    generation._cluster.handlers.decline({"checkpoint": 1, "generation": 1, "reason": "no answer", "lost": False})
+    generation._cluster.decline(Decline(1, 1, "no answer", slot_lost=False))
     faults.off()
     assert taken.result(timeout=30).status == "completed"
     assert faults.is_tidy()

@@ -26,6 +26,17 @@ from strandline.operators.aggregate.functions import count
 from strandline.operators.aggregate.functions import sum as sum_of
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN
 from strandline.runtime.driver.opening import pickle_operator
+from strandline.runtime.protocol.address import Address
+from strandline.runtime.protocol.calls import NOTHING, Nothing
+from strandline.runtime.protocol.coordinator_calls import (
+    Acknowledgement,
+    CoordinatorCalls,
+    Decline,
+    Heartbeat,
+    HeartbeatAnswer,
+    Registration,
+)
+from strandline.runtime.protocol.failures import translate
 from strandline.runtime.protocol.folders import run_folder, socket_folder
 from strandline.runtime.protocol.messages import (
     BackendSettings,
@@ -34,11 +45,27 @@ from strandline.runtime.protocol.messages import (
     OperatorSpec,
     RunInfo,
     SlotSpec,
-    SnapshotReport,
     StorageSettings,
     batch_id,
 )
-from strandline.runtime.protocol.wire import Address, Client, Server, decode_error, translate
+from strandline.runtime.protocol.server import Server
+from strandline.runtime.protocol.slot_calls import (
+    BatchRound,
+    Commit,
+    Freeze,
+    PrepareEmpty,
+    SlotClient,
+    SlotStatus,
+    SnapshotRef,
+)
+from strandline.runtime.protocol.taskmanager_calls import (
+    CheckpointCompleted,
+    ForSlots,
+    SlotAnswers,
+    StartSlots,
+    TakeCheckpoint,
+    TaskManagerClient,
+)
 from strandline.runtime.task.launcher import ensure_task_manager
 from strandline.runtime.task.relay import _exchange
 from strandline.runtime.taskmanager.process import TaskManager
@@ -58,26 +85,25 @@ OPERATORS = [OperatorSpec(UID, pickle_operator(TOTALS))]
 Rows = list[tuple[str, int]]
 
 
-class Driver:
+class Driver(CoordinatorCalls):
     """A coordinator without a query: it listens, and remembers what it was told."""
 
     def __init__(self, root: Path) -> None:
         run_id = uuid.uuid4().hex
-        self.managers: dict[str, dict[str, Any]] = {}
+        self.managers: dict[str, Registration] = {}
         self.lost: set[int] = set()
         self.acks: dict[int, dict[int, SubtaskAck]] = {}
-        self.declined: list[dict[str, Any]] = []
+        self.declined: list[Decline] = []
         self.wanted = True
+        self.generation = 1
         self.asleep = False
         self.seen: set[int] = set()
         self.server = Server(
             SECRET,
-            {
-                "register": self.register,
-                "heartbeat": self.heartbeat,
-                "acknowledge": self.acknowledge,
-                "decline": self.declined.append,
-            },
+            CoordinatorCalls,
+            self,
+            run_id=run_id,
+            generation=lambda: 0,
             bind_host="127.0.0.1",
             unix_path=str(socket_folder(run_id) / "c.sock"),
         )
@@ -85,7 +111,7 @@ class Driver:
             JOB,
             run_id,
             SECRET,
-            self.server.address.pack(),
+            self.server.address,
             str(root / "local"),
             "127.0.0.1",
             HEARTBEAT_TIMEOUT,
@@ -96,32 +122,38 @@ class Driver:
         self.durable = root / "durable"
         self.local = run_folder(self.run.local_dir, JOB, run_id)
 
-    def register(self, body: dict[str, Any]) -> None:
-        self.managers[body["identity"]] = body
-        self.seen.add(body["pid"])
+    def register(self, request: Registration) -> None:
+        self.managers[request.identity] = request
+        self.seen.add(request.pid)
 
-    def heartbeat(self, body: dict[str, Any]) -> dict[str, bool]:
+    def heartbeat(self, request: Heartbeat) -> HeartbeatAnswer:
         while self.asleep:
             time.sleep(0.05)
-        self.lost = set(body["lost"])
-        return {"wanted": self.wanted}
+        self.lost = set(request.lost)
+        return HeartbeatAnswer(self.wanted)
 
-    def acknowledge(self, body: dict[str, Any]) -> None:
-        ack = msgspec.convert(body["ack"], SubtaskAck)
-        self.acks.setdefault(body["checkpoint"], {})[ack.state.subtask] = ack
+    def acknowledge(self, request: Acknowledgement) -> None:
+        self.acks.setdefault(request.checkpoint, {})[request.ack.state.subtask] = request.ack
 
-    def start_manager(self) -> Client:
+    def decline(self, request: Decline) -> None:
+        self.declined.append(request)
+
+    def slot_addresses(self, request: Nothing) -> dict[int, Address]:
+        raise NotImplementedError("no relay asks here")
+
+    def start_manager(self) -> TaskManagerClient:
         self.identity = ensure_task_manager(self.run)
-        self.manager = Client(Address.unpack(self.managers[self.identity]["address"]), SECRET)
+        address = self.managers[self.identity].address
+        self.manager = TaskManagerClient(address, SECRET, self.run.run_id, lambda: self.generation)
         return self.manager
 
     @property
     def manager_pid(self) -> int:
-        return int(self.managers[self.identity]["pid"])
+        return self.managers[self.identity].pid
 
     def slot_pids(self) -> list[int]:
-        slots = self.manager.call("describe", timeout=10)["slots"]
-        pids = [slots[index]["pid"] for index in sorted(slots)]
+        slots = self.manager.describe(NOTHING).slots
+        pids = [slots[index].pid for index in sorted(slots)]
         self.seen.update(pids)
         return pids
 
@@ -139,17 +171,26 @@ class Driver:
             **values,
         )
 
-    def start(self, *specs: SlotSpec) -> dict[int, Client]:
-        started = self.manager.call("start_slots", {"specs": specs})
+    def start(self, *specs: SlotSpec) -> dict[int, SlotClient]:
+        self.generation = max(spec.generation for spec in specs)
+        started = self.manager.start_slots(StartSlots(list(specs), use_copies=False))
         self.slot_pids()
-        return {index: Client(Address.unpack(slot["address"]), SECRET) for index, slot in started.items()}
+        return {index: self.client(slot.address) for index, slot in started.items()}
 
-    def fan(self, action: str, body: Any = None) -> dict[int, Any]:
-        answers = self.manager.call("fan", {"action": action, "body": body, "timeout": 20})
-        return {
-            index: decode_error(answer["error"]) if "error" in answer else answer["value"]
-            for index, answer in answers.items()
-        }
+    def client(self, address: Address, secret: str = SECRET) -> SlotClient:
+        return SlotClient(address, secret, self.run.run_id, lambda: self.generation)
+
+    def prepare_empty(self, batch: int, round_: int) -> None:
+        request = ForSlots([0, 1], PrepareEmpty(batch, round_, NOON))
+        assert self.manager.prepare_empty(request).failures == {}
+
+    def commit(self, batch: int) -> None:
+        answers = self.manager.commit(ForSlots([0, 1], Commit(batch)))
+        assert answers.failures == {}
+        assert all(timers == {} for timers in answers.values.values())
+
+    def statuses(self) -> SlotAnswers[SlotStatus]:
+        return self.manager.slot_status(ForSlots([0, 1], NOTHING))
 
     def close(self) -> None:
         self.asleep = False
@@ -175,7 +216,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def send(slot: Client, index: int, batch: int, rows: Rows, round_: int = 0) -> list[tuple[Any, ...]]:
+def send(slot: SlotClient, index: int, batch: int, rows: Rows, round_: int = 0) -> list[tuple[Any, ...]]:
     """One task's work: what a relay does with the rows of its partition, and what Spark gets for them."""
     group = key_group_range(index, PARALLELISM, GROUPS).start
     schema = pa.schema(
@@ -197,10 +238,10 @@ def send(slot: Client, index: int, batch: int, rows: Rows, round_: int = 0) -> l
 
 def checkpoint(driver: Driver, number: int) -> list[SubtaskState]:
     """Barrier, upload, acknowledgements; confirmed to the task manager. Gives the states that it holds."""
-    answers = driver.manager.call("barrier", {"checkpoint": number, "timeout": 20})
-    assert all("value" in answer for answer in answers.values())
-    wait_until(lambda: len(driver.acks.get(number, {})) == len(answers), what="the last acknowledgement")
-    driver.manager.call("checkpoint_completed", {"checkpoint": number, "replaced": {}})
+    answers = driver.manager.take_checkpoint(TakeCheckpoint(number, timeout=20))
+    assert answers.failures == {}
+    wait_until(lambda: len(driver.acks.get(number, {})) == len(answers.values), what="the last acknowledgement")
+    driver.manager.checkpoint_completed(CheckpointCompleted(number, {}))
     return [ack.state for ack in driver.acks[number].values()]
 
 
@@ -215,12 +256,12 @@ def test_a_slot_that_was_killed_comes_back_with_everything_that_was_committed(dr
     # A batch: each subtask prepares, whoever asks again gets the same rows, and commit makes it state.
     assert send(slots[0], 0, B0, [("a", 1), ("b", 2), ("a", 3)]) == [("a", 2, 4), ("b", 1, 2)]
     assert send(slots[0], 0, B0, [("other", 9)]) == [("a", 2, 4), ("b", 1, 2)]
-    assert driver.fan("prepare_empty", {"batch": B0, "round": 0, "time": NOON}) == {0: None, 1: None}
-    assert {index: status["prepared"] for index, status in driver.fan("status").items()} == {
-        0: {UID: [B0, 0]},
-        1: {UID: [B0, 0]},
+    driver.prepare_empty(B0, 0)
+    assert {index: status.prepared for index, status in driver.statuses().values.items()} == {
+        0: {UID: (B0, 0)},
+        1: {UID: (B0, 0)},
     }
-    assert driver.fan("commit", {"batch": B0}) == {0: {}, 1: {}}
+    driver.commit(B0)
     with pytest.raises(StaleAttemptError, match="is over"):
         send(slots[0], 0, B0, [("a", 1)])
 
@@ -229,30 +270,30 @@ def test_a_slot_that_was_killed_comes_back_with_everything_that_was_committed(dr
     assert driver.declined == []
     assert send(slots[0], 0, B1, [("a", 10)]) == [("a", 3, 14)]
     assert send(slots[1], 1, B1, [("z", 5)]) == [("z", 1, 5)]
-    assert driver.fan("commit", {"batch": B1}) == {0: {}, 1: {}}
+    driver.commit(B1)
 
     # A third one is prepared only: it dies with the slot.
     send(slots[0], 0, B2, [("a", 1000)])
     victim, other = driver.slot_pids()
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: driver.lost == {0}, what="the report of the loss")
-    assert isinstance(driver.fan("status")[0], SlotLostError)
+    assert isinstance(driver.statuses().failures[0].error(), SlotLostError)
     with pytest.raises(SlotLostError):
         send(slots[0], 0, B2, [("a", 1)])
 
     mine = [state for state in restore if state.subtask == 0]
     slots |= driver.start(driver.spec(0, 2, restore=mine, restore_batch=B0, decided_batch=B1))
     assert driver.slot_pids()[1] == other
-    assert driver.fan("status")[0]["incarnation"] == 2
+    assert driver.statuses().values[0].incarnation == 2
     wait_until(lambda: driver.lost == set(), what="the end of the loss")
-    driver.fan("discard", {"batch": B2, "round": 1})
+    assert driver.manager.discard(ForSlots([0, 1], BatchRound(B2, 1))).failures == {}
     with pytest.raises(StaleAttemptError, match="round 0 is over"):
         send(slots[0], 0, B2, [("a", 1)])
     assert send(slots[0], 0, B2, [("a", 1), ("b", 0)], round_=1) == [("a", 4, 15), ("b", 2, 2)]
 
     # The next checkpoint names what is durable already, and uploads only the rest.
-    driver.fan("prepare_empty", {"batch": B2, "round": 1, "time": NOON})
-    driver.fan("commit", {"batch": B2})
+    driver.prepare_empty(B2, 1)
+    driver.commit(B2)
     durable = {file.handle.path for state in restore for file in state.files if file.shared and file.handle}
     states = checkpoint(driver, 2)
     named = {file.handle.path for state in states for file in state.files if file.shared and file.handle}
@@ -266,11 +307,10 @@ def test_a_slot_refuses_callers_without_the_secret(driver: Driver) -> None:
     driver.start_manager()
     slot = driver.start(driver.spec(0))[0]
     for address in (slot.address, driver.manager.address):
-        stranger = Client(address, "guessed")
         with pytest.raises(AuthenticationError):
-            stranger.call("status")
+            driver.client(address, "guessed").status(NOTHING)
     with pytest.raises(AuthenticationError):
-        send(Client(slot.address, "guessed"), 0, B0, [("a", 1)])
+        send(driver.client(slot.address, "guessed"), 0, B0, [("a", 1)])
     assert send(slot, 0, B0, [("a", 1)]) == [("a", 1, 1)]
 
 
@@ -279,8 +319,8 @@ def test_slots_end_with_their_task_manager_and_the_next_one_finds_their_files(dr
     assert ensure_task_manager(driver.run) == driver.identity
     slots = driver.start(driver.spec(0), driver.spec(1))
     send(slots[0], 0, B0, [("a", 1)])
-    driver.fan("prepare_empty", {"batch": B0, "round": 0, "time": NOON})
-    driver.fan("commit", {"batch": B0})
+    driver.prepare_empty(B0, 0)
+    driver.commit(B0)
     pids = driver.slot_pids()
     first = driver.identity
     os.kill(driver.manager_pid, signal.SIGKILL)
@@ -312,15 +352,15 @@ def test_an_upload_whose_local_files_cannot_be_read_is_declined(driver: Driver) 
     """Else the coordinator would wait for it until the checkpoint times out."""
     manager = TaskManager(driver.run, "in this process")
     try:
-        manager.start_slots({"specs": [msgspec.to_builtins(driver.spec(0))]})
+        manager.start_slots(StartSlots([driver.spec(0)], use_copies=False))
         slot = manager._slots[0]
-        slot.client.call("barrier", {"checkpoint": 1})
-        (report,) = msgspec.convert(slot.client.call("report", {"checkpoint": 1}), list[SnapshotReport])
+        slot.client.freeze(Freeze(1))
+        (report,) = slot.client.report(SnapshotRef(1))
         (manifest,) = [Path(path) for name, path, *_ in report.files if name.startswith("MANIFEST")]
         manifest.unlink()
         manager._upload([slot], 1, time.time(), partial(manager._uploader.upload, 1))
-        assert [(body["checkpoint"], body["lost"]) for body in driver.declined] == [(1, False)]
-        assert manifest.name in driver.declined[0]["reason"]
+        assert [(one.generation, one.checkpoint, one.slot_lost) for one in driver.declined] == [(1, 1, False)]
+        assert manifest.name in driver.declined[0].reason
     finally:
         for slot in manager._slots.values():
             slot.end()
@@ -331,13 +371,13 @@ def test_a_checkpoint_file_that_is_damaged_or_missing_is_named(driver: Driver) -
     driver.start_manager()
     slots = driver.start(driver.spec(0))
     send(slots[0], 0, B0, [("a", 1)])
-    driver.fan("commit", {"batch": B0})
+    driver.commit(B0)
     restore = checkpoint(driver, 1)
     (handle,) = [file.handle for file in restore[0].files if file.shared and file.handle]
     path = driver.durable / handle.path
     content = path.read_bytes()
 
-    def restored(generation: int) -> dict[int, Client]:
+    def restored(generation: int) -> dict[int, SlotClient]:
         spec = driver.spec(0, 2, generation=generation, restore=restore, restore_batch=B0, decided_batch=B0)
         return driver.start(spec)
 
@@ -358,4 +398,4 @@ def test_a_checkpoint_file_that_is_damaged_or_missing_is_named(driver: Driver) -
 
     path.write_bytes(content)
     restored(6)
-    assert driver.fan("status")[0]["committed"] == {UID: B0}
+    assert driver.statuses().values[0].committed == {UID: B0}

@@ -98,8 +98,8 @@ class Driver:
             restore=[state for state in self.base[1] if state.subtask == index and state.operator in uids],
             restore_batch=self.base[0],
             decided_batch=self.batch,
-            log=self.log.of(index),
-            log_complete=self.log.complete,
+            segments=self.log.of(index),
+            segments_complete=self.log.complete,
             allow_non_restored=self.allow,
         )
 

@@ -36,6 +36,8 @@ from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo
 from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.operators.process.process_operator import ProcessOperator
 from strandline.runtime.driver.opening import pickle_operator
+from strandline.runtime.protocol.address import NOWHERE
+from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.folders import slot_folder
 from strandline.runtime.protocol.messages import (
     BackendSettings,
@@ -44,9 +46,9 @@ from strandline.runtime.protocol.messages import (
     OperatorSpec,
     RunInfo,
     SlotSpec,
-    SnapshotReport,
     StorageSettings,
 )
+from strandline.runtime.protocol.slot_calls import BatchRound, Commit, Freeze, PrepareEmpty, SnapshotRef
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.runtime.slot.process import GO, RECORDED, Slot
 from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, SubtaskSnapshot
@@ -216,7 +218,7 @@ class SlotMachine(RuleBasedStateMachine):
             JOB,
             "run",
             "secret",
-            [],
+            NOWHERE,
             str(self.folder / "local"),
             "127.0.0.1",
             8.0,
@@ -283,8 +285,9 @@ class SlotMachine(RuleBasedStateMachine):
             self.exchange(self.header(uid), how(record_batches(rows, per_batch)))
         assert self.local_files() <= files
         if how is whole:
-            failure = self.slot.status(None)["failure"]
-            assert (failure["batch"], failure["round"]) == (self.batch, self.round)
+            failure = self.slot.status(NOTHING).failure
+            assert failure is not None
+            assert (failure.batch, failure.round) == (self.batch, self.round)
         self.compare_status()
 
     @rule(rows=ROWS, uid=st.sampled_from(UIDS), which=st.sampled_from(["round", "batch", "generation", "subtask"]))
@@ -308,7 +311,7 @@ class SlotMachine(RuleBasedStateMachine):
         for lock in locks:
             lock.acquire()
         self.round += 1
-        self.slot.discard({"batch": self.batch, "round": self.round})
+        self.slot.discard(BatchRound(self.batch, self.round))
         for lock in locks:
             lock.release()
         self.prepared, self.recorded = {}, {}
@@ -322,9 +325,9 @@ class SlotMachine(RuleBasedStateMachine):
     @rule(twice=st.booleans())
     def commit(self, twice: bool) -> None:
         """Steps that Spark did not call had no rows."""
-        self.slot.prepare_empty({"batch": self.batch, "round": self.round, "time": {"processing_ms": 0}})
+        self.slot.prepare_empty(PrepareEmpty(self.batch, self.round, BatchTime(0)))
         for _ in range(1 + twice):
-            self.slot.commit({"batch": self.batch})
+            self.slot.commit(Commit(self.batch))
         self.decide()
         self.compare_state()
 
@@ -350,16 +353,14 @@ class SlotMachine(RuleBasedStateMachine):
         pending = self.coordinator.trigger(self.now(), self.clock, self.decided, forced=True)
         self.last_id = pending.id
         self.frozen[pending.id] = dict(self.committed)
-        self.slot.barrier({"checkpoint": pending.id})
+        self.slot.freeze(Freeze(pending.id))
         incremental = self.incremental and self.kind == "rocksdb"
-        reports = msgspec.convert(
-            msgspec.to_builtins(self.slot.report({"checkpoint": pending.id})), list[SnapshotReport]
-        )
+        reports = self.slot.report(SnapshotRef(pending.id))
         snapshots = [SubtaskSnapshot(0, range(GROUPS), self.kind, incremental, r, self.clock) for r in reports]
         for ack in self.uploader.upload(pending.id, snapshots):
             self.coordinator.acknowledge(pending.id, ack.state.operator, 0, ack)
         if released:
-            self.slot.release({"checkpoint": pending.id})
+            self.slot.release(SnapshotRef(pending.id))
         else:
             self.unreleased.append(pending.id)
         self.compare_snapshots(pending.id)
@@ -383,7 +384,7 @@ class SlotMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.unreleased)
     @rule()
     def release(self) -> None:
-        self.slot.release({"checkpoint": self.unreleased.pop(0)})
+        self.slot.release(SnapshotRef(self.unreleased.pop(0)))
 
     @precondition(lambda self: self.coordinator.ready())
     @rule(data=st.data())
@@ -437,7 +438,7 @@ class SlotMachine(RuleBasedStateMachine):
         for operator in self.slot.operators.values():
             operator._writer.submit(gate.wait)
         self.last_id = self.coordinator.trigger(self.now(), self.clock, self.decided, forced=True).id
-        self.slot.barrier({"checkpoint": self.last_id})
+        self.slot.freeze(Freeze(self.last_id))
         self.crash(gate)
         self.replace_slot()
 
@@ -511,7 +512,7 @@ class SlotMachine(RuleBasedStateMachine):
         for gone in decision.failed:
             self.uploader.aborted(gone)
         self.round += 1
-        self.slot.discard({"batch": self.batch, "round": self.round})
+        self.slot.discard(BatchRound(self.batch, self.round))
         self.prepared, self.recorded = {}, {}
         self.compare_state()
         self.compare_status()
@@ -570,9 +571,9 @@ class SlotMachine(RuleBasedStateMachine):
     # --- what must hold ------------------------------------------------------------------------------
 
     def compare_status(self) -> None:
-        status = self.slot.status(None)
-        assert status["committed"] == dict.fromkeys(UIDS, self.decided)
-        assert {uid for uid, prepared in status["prepared"].items() if prepared == (self.batch, self.round)} == set(
+        status = self.slot.status(NOTHING)
+        assert status.committed == dict.fromkeys(UIDS, self.decided)
+        assert {uid for uid, prepared in status.prepared.items() if prepared == (self.batch, self.round)} == set(
             self.prepared
         )
 

@@ -30,10 +30,10 @@ from strandline.errors import (
     UserCodeError,
 )
 from strandline.runtime.driver.checkpointing import Checkpoints
-from strandline.runtime.driver.clock import Clock, NextTimers
+from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.protocol.messages import BatchTime, batch_id
-from strandline.runtime.protocol.wire import decode_error
+from strandline.runtime.protocol.slot_calls import NextTimers, PrepareEmpty
 from strandline.runtime.task.relay import EPOCH, GENERATION, PROPERTIES, ROUND, SPARK_BATCH, STAGING, TIME
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class BatchFunction:
             self.recover()
             round_ = self._protocol.next_round()
             try:
-                self._cluster.fan("discard", {"batch": round_.batch, "round": round_.number})
+                self._cluster.discard(round_.batch, round_.number)
                 return round_
             except SlotLostError:
                 if round_.number >= MAX_ROUNDS:
@@ -301,15 +301,14 @@ class BatchFunction:
     def _prepare_missing(self, round_: Round, when: BatchTime) -> None:
         missing = {index for _operator, index in self._protocol.missing()}
         if missing:
-            body = {"batch": round_.batch, "round": round_.number, "time": when}
-            self._cluster.fan("prepare_empty", body, only=missing)
+            self._cluster.prepare_empty(PrepareEmpty(round_.batch, round_.number, when), missing)
             self._note_prepared(round_)
 
     def _note_prepared(self, round_: Round) -> None:
-        for index, status in self._cluster.settle(round_.batch, round_.number).items():
-            for operator, prepared in status["prepared"].items():
+        for index, status in self._cluster.collect_prepared(round_.batch, round_.number).items():
+            for operator, prepared in status.prepared.items():
                 if prepared is not None and tuple(prepared) == (round_.batch, round_.number):
-                    self._protocol.prepared(operator, index, status["incarnation"], round_, None)
+                    self._protocol.prepared(operator, index, status.incarnation, round_, None)
 
     def _commit(self, spark_batch: int, files: list[SinkFile], began: float) -> None:
         with self._checkpoints.commit_guard:
@@ -342,12 +341,10 @@ class BatchFunction:
         """The original error of a slot or a task, instead of the text that Spark made of it."""
         if isinstance(error, StrandlineError):
             return error
-        for status in self._cluster.try_fan("status", None, timeout=5.0).values():
-            if isinstance(status, StrandlineError):
-                continue
-            failure = status["failure"]
-            if failure and (failure["batch"], failure["round"]) == (round_.batch, round_.number):
-                return decode_error(failure["error"])
+        for status in self._cluster.statuses():
+            failed = status.failure
+            if failed is not None and (failed.batch, failed.round) == (round_.batch, round_.number):
+                return failed.failure.error()
         return error_in_task(str(error)) or StrandlineError(f"batch {round_.batch}: {error}")
 
 

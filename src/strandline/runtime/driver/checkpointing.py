@@ -9,9 +9,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
-
-import msgspec
 
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.decisions import CompletionDecision, CompletionPlan, FailDecision
@@ -29,6 +26,8 @@ from strandline.runtime.driver.checkpoint_requests import (
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.restore.savepoints import SavepointTarget
+from strandline.runtime.protocol.coordinator_calls import Acknowledgement, Decline
+from strandline.runtime.protocol.taskmanager_calls import CheckpointCompleted
 
 log = logging.getLogger(__name__)
 
@@ -75,15 +74,14 @@ class Checkpoints:
         self._savepoints = SavepointRequests()
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
-        self._last_completion: dict[str, Any] | None = None
+        self._last_completion: CheckpointCompleted | None = None
         """What the task managers were told of the last completed checkpoint."""
         self._closed = False
         self._thread = threading.Thread(target=self._loop, daemon=True, name="checkpoints")
 
     def start(self) -> None:
         """Accept acknowledgements, and trigger checkpoints from now on."""
-        self._cluster.handlers.acknowledge = self._acknowledge
-        self._cluster.handlers.decline = self._decline
+        self._cluster.listener = self
         self._thread.start()
 
     def close(self) -> None:
@@ -97,8 +95,7 @@ class Checkpoints:
             decision = self._coordinator.fail_all("the run ended", time.time())
             self._abort(decision, CheckpointError("the run ended"))
             self._refuse(CheckpointError("the run ended"))
-        self._cluster.handlers.acknowledge = lambda _body: None
-        self._cluster.handlers.decline = lambda _body: None
+        self._cluster.listener = None
         if not isinstance(self.failure, FencedError):
             self._durable.delete_files(decision.delete)
 
@@ -128,22 +125,23 @@ class Checkpoints:
             self._wake.notify_all()
         self._durable.delete_files(decision.delete)
 
-    def _acknowledge(self, body: dict[str, Any]) -> None:
-        if body["generation"] != self._shape.generation:
-            return
-        ack = msgspec.convert(body["ack"], SubtaskAck)
+    def acknowledge(self, news: Acknowledgement) -> None:
+        if news.generation == self._shape.generation:
+            self._acknowledge(news.checkpoint, news.ack)
+
+    def _acknowledge(self, checkpoint_id: int, ack: SubtaskAck) -> None:
         with self._wake:
-            decision = self._coordinator.acknowledge(body["checkpoint"], ack.state.operator, ack.state.subtask, ack)
+            decision = self._coordinator.acknowledge(checkpoint_id, ack.state.operator, ack.state.subtask, ack)
             self._wake.notify_all()
         self._durable.delete_files(decision.delete)
 
-    def _decline(self, body: dict[str, Any]) -> None:
-        if body["generation"] != self._shape.generation:
+    def decline(self, news: Decline) -> None:
+        if news.generation != self._shape.generation:
             return
-        if body["lost"]:
+        if news.slot_lost:
             self.slots_replaced()
         else:
-            self._fail(body["checkpoint"], body["reason"], declined=True)
+            self._fail(news.checkpoint, news.reason, declined=True)
 
     # --- on request ----------------------------------------------------------------------------------
 
@@ -279,7 +277,7 @@ class Checkpoints:
 
     def _freeze_for_checkpoint(self, checkpoint_id: int) -> None:
         for ack in self._cluster.barrier(checkpoint_id, self._timeout):
-            self._acknowledge({"checkpoint": checkpoint_id, "generation": self._shape.generation, "ack": ack})
+            self._acknowledge(checkpoint_id, ack)
 
     # --- how a checkpoint ends -----------------------------------------------------------------------
 
@@ -304,7 +302,7 @@ class Checkpoints:
             self._fail(checkpoint_id, str(error))
             if self._last_completion is not None:
                 # A task manager that missed this message may have based the failed checkpoint on an older one.
-                self._cluster.tell_managers("checkpoint_completed", self._last_completion)
+                self._cluster.checkpoint_completed(self._last_completion)
             return
         self._durable.win_log_entry(plan)
         self._durable.publish(plan.metadata.sink_files)
@@ -360,8 +358,8 @@ class Checkpoints:
         metadata = plan.metadata
         self._cluster.confirm_base(metadata.batch_id, metadata.subtasks)
         replaced = _shared_handles(metadata) if plan.duplicates else {}
-        self._last_completion = {"checkpoint": metadata.checkpoint_id, "replaced": replaced}
-        self._cluster.tell_managers("checkpoint_completed", self._last_completion)
+        self._last_completion = CheckpointCompleted(metadata.checkpoint_id, replaced)
+        self._cluster.checkpoint_completed(self._last_completion)
 
     def _fail(self, checkpoint_id: int, reason: str, declined: bool = False) -> None:
         with self._wake:
@@ -386,8 +384,8 @@ class Checkpoints:
                 future.set_exception(error)
             # In a thread of its own: nobody may wait for a task manager with the lock held.
             threading.Thread(
-                target=self._cluster.tell_managers,
-                args=("checkpoint_aborted", {"checkpoint": checkpoint_id}),
+                target=self._cluster.checkpoint_aborted,
+                args=(checkpoint_id,),
                 daemon=True,
             ).start()
 

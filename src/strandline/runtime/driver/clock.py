@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,11 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from strandline.operators.base import TimeMode
 from strandline.runtime.protocol.messages import BatchTime
+from strandline.runtime.protocol.slot_calls import NextTimers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-NextTimers = Mapping[TimeMode, int | None]
-"""For each clock, the time in milliseconds of a slot's earliest timer; None if the slot waits for nothing."""
 
 
 class Clock:

@@ -8,17 +8,28 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
 from strandline.checkpoint.metadata import SubtaskState
+from strandline.checkpoint.pending import SubtaskAck
 from strandline.checkpoint.restore import overlapping
 from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.driver.recoveries import KEPT_RECOVERIES, Recovery, slot_recovery
 from strandline.runtime.driver.restore.savepoints import SavepointTarget
+from strandline.runtime.protocol.address import NOWHERE, Address
+from strandline.runtime.protocol.calls import NOTHING, Nothing
+from strandline.runtime.protocol.coordinator_calls import (
+    Acknowledgement,
+    CoordinatorCalls,
+    Decline,
+    Heartbeat,
+    HeartbeatAnswer,
+    Registration,
+)
 from strandline.runtime.protocol.folders import socket_folder
 from strandline.runtime.protocol.messages import (
     BackendSettings,
@@ -28,7 +39,29 @@ from strandline.runtime.protocol.messages import (
     SlotSpec,
     StorageSettings,
 )
-from strandline.runtime.protocol.wire import Address, Client, Server, decode_error
+from strandline.runtime.protocol.server import Server
+from strandline.runtime.protocol.slot_calls import (
+    BatchRound,
+    Commit,
+    NextTimers,
+    PrepareEmpty,
+    Query,
+    SlotFigures,
+    SlotStatus,
+)
+from strandline.runtime.protocol.taskmanager_calls import (
+    CheckpointAborted,
+    CheckpointCompleted,
+    ForSlots,
+    SlotAnswers,
+    SpareSlots,
+    StartedSlot,
+    StartSlots,
+    TakeCheckpoint,
+    TakeSavepoint,
+    TaskManagerClient,
+    TaskManagerInfo,
+)
 from strandline.runtime.task.launcher import ensure_task_manager
 from strandline.state.coding.keys import key_group_range, subtask_of
 
@@ -37,13 +70,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Asked = TypeVar("Asked")
+Told = TypeVar("Told")
+
 
 @dataclass(slots=True)
 class Manager:
     """A registered task manager."""
 
     identity: str
-    client: Client
+    client: TaskManagerClient
     pid: int
     last_heartbeat: float
     reported_lost: frozenset[int] = frozenset()
@@ -58,7 +94,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class RestorePoint:
     """The checkpoint that a slot without local files starts from."""
 
     batch: int = -1
@@ -69,7 +105,7 @@ class Base:
     """Whether it is the job's own, so that the next checkpoint may refer to its files."""
 
 
-_NO_BASE = Base()
+_NO_RESTORE = RestorePoint()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +117,7 @@ class Deployment:
     max_parallelism: int
     backend: BackendSettings
     operators: tuple[OperatorSpec, ...]
-    base: Base = _NO_BASE
+    restore: RestorePoint = _NO_RESTORE
     rescale: bool = False
     """Whether the run goes on with another number of slots: they are spread over all executors that there are now, and
     take what is on their host's disk."""
@@ -89,21 +125,35 @@ class Deployment:
     """Whether restored states that their operator does not declare any more may be dropped."""
 
 
-@dataclass(slots=True)
-class Handlers:
-    """What the coordinator does with messages about checkpoints; set by the generation that runs."""
+class CheckpointListener(Protocol):
+    """Whoever takes the news of checkpoints that arrive from task managers: the generation that runs."""
 
-    acknowledge: Callable[[Any], None] = field(default=lambda _body: None)
-    decline: Callable[[Any], None] = field(default=lambda _body: None)
+    def acknowledge(self, news: Acknowledgement) -> None: ...
+
+    def decline(self, news: Decline) -> None: ...
 
 
-class Cluster:
+@dataclass(frozen=True, slots=True)
+class _Answers(Generic[Told]):
+    """What slots answered, and the errors of those that failed or are not there."""
+
+    values: dict[int, Told]
+    errors: dict[int, StrandlineError]
+
+    def all(self) -> dict[int, Told]:
+        """The answers, if every slot gave one; else raises the first error."""
+        for _index, error in sorted(self.errors.items()):
+            raise error
+        return self.values
+
+
+class Cluster(CoordinatorCalls):
     """Starts, finds, calls and replaces slots. One per run; it outlives the run's generations."""
 
     def __init__(
         self,
         spark_context: SparkContext,
-        make_run: Callable[[list[Any]], RunInfo],
+        make_run: Callable[[Address], RunInfo],
         *,
         run_id: str,
         secret: str,
@@ -111,7 +161,7 @@ class Cluster:
         advertise_host: str,
     ) -> None:
         self._spark_context = spark_context
-        self.handlers = Handlers()
+        self.listener: CheckpointListener | None = None
         self.recoveries: deque[Recovery] = deque(maxlen=KEPT_RECOVERIES)
         self.epoch = 0
         self._managers: dict[str, Manager] = {}
@@ -120,45 +170,53 @@ class Cluster:
         self._homes: dict[int, str] = {}
         """The task manager that each slot was last given to; a slot returns there as long as it lives."""
         self._deployment: Deployment | None = None
-        self._base = _NO_BASE
-        self._log = DurableSegments()
+        self._restore = _NO_RESTORE
+        self._segments = DurableSegments()
         self._closed = False
         self._lock = threading.RLock()
         self._pool = ThreadPoolExecutor(32, thread_name_prefix="cluster")
+        self._secret = secret
+        self._run_id = run_id
         self._server = Server(
             secret,
-            {
-                "register": self._register,
-                "heartbeat": self._heartbeat,
-                "slots": self._slots,
-                "acknowledge": lambda body: self.handlers.acknowledge(body),
-                "decline": lambda body: self.handlers.decline(body),
-            },
+            CoordinatorCalls,
+            self,
+            run_id=run_id,
+            generation=self._generation,
             bind_host=bind_host,
             advertise_host=advertise_host,
             unix_path=str(socket_folder(run_id) / "c.sock"),
         )
-        self.run = make_run(self._server.address.pack())
+        self.run = make_run(self._server.address)
 
     # --- what task managers and relays ask ---------------------------------------------------------
 
-    def _register(self, body: dict[str, Any]) -> None:
-        manager = Manager(
-            body["identity"], Client(Address.unpack(body["address"]), self.run.secret), body["pid"], time.monotonic()
-        )
-        self._managers[manager.identity] = manager
-        log.info("job %s: task manager %s registered", self.run.job, manager.identity)
+    def _generation(self) -> int:
+        return self._deployment.generation if self._deployment is not None else 0
 
-    def _heartbeat(self, body: dict[str, Any]) -> dict[str, bool]:
-        manager = self._managers.get(body["identity"])
+    def register(self, request: Registration) -> None:
+        client = TaskManagerClient(request.address, self._secret, self._run_id, self._generation)
+        self._managers[request.identity] = Manager(request.identity, client, request.pid, time.monotonic())
+        log.info("job %s: task manager %s registered", self.run.job, request.identity)
+
+    def heartbeat(self, request: Heartbeat) -> HeartbeatAnswer:
+        manager = self._managers.get(request.identity)
         if manager is None or self._closed:
-            return {"wanted": False}
+            return HeartbeatAnswer(wanted=False)
         manager.last_heartbeat = time.monotonic()
-        manager.reported_lost = frozenset(body["lost"])
-        return {"wanted": True}
+        manager.reported_lost = frozenset(request.lost)
+        return HeartbeatAnswer(wanted=True)
 
-    def _slots(self, _body: Any) -> dict[int, list[Any]]:
-        return {index: place.address.pack() for index, place in self._places.items()}
+    def slot_addresses(self, request: Nothing) -> dict[int, Address]:
+        return {index: place.address for index, place in self._places.items()}
+
+    def acknowledge(self, request: Acknowledgement) -> None:
+        if self.listener is not None:
+            self.listener.acknowledge(request)
+
+    def decline(self, request: Decline) -> None:
+        if self.listener is not None:
+            self.listener.decline(request)
 
     # --- starting and replacing --------------------------------------------------------------------
 
@@ -169,9 +227,9 @@ class Cluster:
                 self._homes = self._rescaled_homes(self._deployment, deployment)
             self._deployment = deployment
             self._places = {}
-            self._base = deployment.base
-            self._log = DurableSegments(deployment.base.batch)
-            return self._start(range(deployment.parallelism), deployment.base.batch)
+            self._restore = deployment.restore
+            self._segments = DurableSegments(deployment.restore.batch)
+            return self._start(range(deployment.parallelism), deployment.restore.batch)
 
     def confirm_base(self, batch: int, states: tuple[SubtaskState, ...]) -> None:
         """A checkpoint of the job is complete: slots without local files start from it from now on.
@@ -179,8 +237,8 @@ class Cluster:
         Waits while slots start: they may need the files of the checkpoint before, which go after this.
         """
         with self._lock:
-            self._base = Base(batch, states)
-            self._log.truncate(batch)
+            self._restore = RestorePoint(batch, states)
+            self._segments.truncate(batch)
 
     def lost(self) -> list[int]:
         """Slots that do not run any more, found by asking every task manager."""
@@ -188,15 +246,15 @@ class Cluster:
             assert self._deployment is not None
             alive: set[int] = set()
             owners = {place.manager for place in self._places.values()}
-            for identity, answer in self._ask(owners, "describe", None, timeout=5.0):
+            for identity, answer in self._ask(owners, TaskManagerClient.describe, NOTHING):
                 if isinstance(answer, StrandlineError):
                     log.warning("job %s: task manager %s is lost: %s", self.run.job, identity, answer)
                     self._managers.pop(identity, None)
                     continue
                 alive |= {
-                    int(index)
-                    for index, slot in answer["slots"].items()
-                    if slot["alive"] and self._places.get(int(index), _NOWHERE).manager == identity
+                    index
+                    for index, slot in answer.slots.items()
+                    if slot.alive and self._places.get(index, _NOT_PLACED).manager == identity
                 }
             return [index for index in range(self._deployment.parallelism) if index not in alive]
 
@@ -234,7 +292,7 @@ class Cluster:
     def _start(self, indices: Sequence[int], decided_batch: int) -> dict[int, list[Rebuilt]]:
         deployment = self._deployment
         assert deployment is not None
-        base = self._base
+        restore = self._restore
         for index in indices:
             self._places.pop(index, None)
         homes = self._allocate(indices)
@@ -257,32 +315,30 @@ class Cluster:
                 max_parallelism=deployment.max_parallelism,
                 backend=msgspec.structs.replace(deployment.backend, memory_bytes=memory),
                 operators=list(deployment.operators),
-                restore=overlapping(base.states, key_groups),
-                restore_batch=base.batch,
+                restore=overlapping(restore.states, key_groups),
+                restore_batch=restore.batch,
                 decided_batch=decided_batch,
-                restore_storage=base.storage,
-                restore_owned=base.owned,
-                log=self._log.of(index),
-                log_complete=self._log.complete,
+                restore_storage=restore.storage,
+                restore_owned=restore.owned,
+                segments=self._segments.of(index),
+                segments_complete=self._segments.complete,
                 allow_non_restored=deployment.allow_non_restored,
             )
             work.setdefault(homes[index], []).append(spec)
 
-        def start(identity: str) -> dict[int, dict[str, Any]]:
-            local = deployment.rescale or self.run.local_recovery
+        def start(identity: str) -> dict[int, StartedSlot]:
             manager = self._managers.get(identity)
             if manager is None:
                 raise SlotLostError(f"task manager {identity} was lost before it had its slots")
-            answer: dict[int, dict[str, Any]] = manager.client.call(
-                "start_slots", {"specs": work[identity], "local": local}
+            return manager.client.start_slots(
+                StartSlots(work[identity], use_copies=deployment.rescale or self.run.local_recovery)
             )
-            return answer
 
         rebuilt: dict[int, list[Rebuilt]] = {}
         for identity, slots in zip(work, list(self._pool.map(start, work)), strict=True):
             for index, slot in slots.items():
-                self._places[int(index)] = Place(identity, Address.unpack(slot["address"]))
-                rebuilt[int(index)] = msgspec.convert(slot["rebuilt"], list[Rebuilt])
+                self._places[index] = Place(identity, slot.address)
+                rebuilt[index] = slot.rebuilt
         self._homes.update(homes)
         self.epoch += 1
         return rebuilt
@@ -290,7 +346,7 @@ class Cluster:
     def _allocate(self, indices: Sequence[int]) -> dict[int, str]:
         """Which task manager each slot goes to: back where it was, else where fewest are. Nobody has to move."""
         homes = {index: self._homes[index] for index in indices if self._homes.get(index) in self._managers}
-        for identity, answer in self._ask(set(homes.values()), "describe", None, timeout=5.0):
+        for identity, answer in self._ask(set(homes.values()), TaskManagerClient.describe, NOTHING):
             if isinstance(answer, StrandlineError):
                 self._managers.pop(identity, None)
                 homes = {index: home for index, home in homes.items() if home != identity}
@@ -336,139 +392,158 @@ class Cluster:
                 room[near] -= 1
         return homes
 
-    def warm(self, slots: int) -> None:
-        """Have processes ready for so many new slots, so that they need not be waited for later."""
+    def start_spares(self, slots: int) -> None:
+        """Starts slot processes in advance, `slots` in all, spread over the task managers."""
         managers = list(self._managers)
-        self._ask(managers, "warm", {"slots": -(-slots // max(1, len(managers)))}, timeout=5.0)
+        self._ask(managers, TaskManagerClient.start_spares, SpareSlots(-(-slots // max(1, len(managers)))))
 
-    # --- calling -----------------------------------------------------------------------------------
+    # --- batches -----------------------------------------------------------------------------------
 
-    def fan(
-        self, action: str, body: Any, *, only: Iterable[int] | None = None, timeout: float | None = None
-    ) -> dict[int, Any]:
-        """Call `action` on slots everywhere at once. Raises the first error; `SlotLostError` if one does not answer."""
-        wanted = set(self._places) if only is None else set(only)
-        answers = self._fan_slots(action, body, wanted, timeout)
-        for index in sorted(wanted):
-            if isinstance(answers.get(index), StrandlineError):
-                raise answers[index]
-        return answers
-
-    def try_fan(self, action: str, body: Any, timeout: float | None = None) -> dict[int, Any]:
-        """Like `fan`, but errors are among the answers."""
-        return self._fan_slots(action, body, set(self._places), timeout)
-
-    def settle(self, batch: int, round_: int) -> dict[int, Any]:
+    def collect_prepared(self, batch: int, round_: int) -> dict[int, SlotStatus]:
         """The status of every slot; with the changelog, once what it prepared in this round is durable."""
-        answers = self._all("settle", {"batch": batch, "round": round_})
-        for index, status in answers.items():
-            self._log.prepared(batch, index, status.get("log", {}))
-        return answers
+        prepared = self._every_slot(TaskManagerClient.collect_prepared, BatchRound(batch, round_))
+        for index, slot in prepared.items():
+            self._segments.prepared(batch, index, slot.segments)
+        return {index: slot.status for index, slot in prepared.items()}
 
-    def commit(self, batch: int) -> dict[int, Any]:
+    def prepare_empty(self, request: PrepareEmpty, slots: Iterable[int]) -> None:
+        """Have operators of some slots prepared that Spark did not call."""
+        self._on_slots(TaskManagerClient.prepare_empty, request, slots).all()
+
+    def discard(self, batch: int, round_: int) -> None:
+        """Begin a round: what slots prepared for the batch is void."""
+        self._every_slot(TaskManagerClient.discard, BatchRound(batch, round_))
+
+    def commit(self, batch: int) -> dict[int, NextTimers]:
         """Have every slot make a decided batch its state; answers what each waits for."""
         with self._lock:  # a checkpoint may be completed at this moment
-            self._log.decided(batch, self.run.changelog is not None)
-        return self._all("commit", {"batch": batch})
+            self._segments.decided(batch, self.run.changelog is not None)
+        return self._every_slot(TaskManagerClient.commit, Commit(batch))
 
-    def barrier(self, checkpoint_id: int, timeout: float) -> list[Any]:
+    def statuses(self) -> list[SlotStatus]:
+        """The status of every slot that answers."""
+        return list(self._on_slots(TaskManagerClient.slot_status, NOTHING, self._places).values.values())
+
+    # --- checkpoints -------------------------------------------------------------------------------
+
+    def barrier(self, checkpoint_id: int, timeout: float) -> list[SubtaskAck]:
         """Have every slot freeze its state; uploads go on in the background.
 
-        With the changelog there is nothing to freeze: returns the acknowledgements that are ready at once.
+        Returns the acknowledgements that are ready at once: all of them, as a rule, with the changelog.
         """
-        body = {"checkpoint": checkpoint_id, "timeout": timeout}
-        answers = self._all("barrier", body, timeout)
-        return [ack for answer in answers.values() for ack in answer] if self.run.changelog is not None else []
+        answers = self._every_task_manager(TaskManagerClient.take_checkpoint, TakeCheckpoint(checkpoint_id, timeout))
+        return [ack for acks in answers.values() for ack in acks]
 
     def savepoint(self, checkpoint_id: int, target: SavepointTarget, timeout: float) -> None:
         """Have every slot freeze its state for a savepoint; uploads go on in the background."""
-        body = {
-            "checkpoint": checkpoint_id,
-            "target": target.settings,
-            "canonical": target.format == "canonical",
-            "timeout": timeout,
-        }
-        self._all("savepoint", body, timeout)
+        request = TakeSavepoint(checkpoint_id, target.settings, target.format == "canonical", timeout)
+        self._every_task_manager(TaskManagerClient.take_savepoint, request)
 
-    def _all(self, action: str, body: Any, timeout: float | None = None) -> dict[int, Any]:
-        """Have every task manager do `action` for its slots. Raises the first error."""
-        answers = self._fan(action, body, set(self._places), timeout)
-        for _index, answer in sorted(answers.items()):
-            if isinstance(answer, StrandlineError):
-                raise answer
-        return answers
+    def checkpoint_completed(self, news: CheckpointCompleted) -> None:
+        """Tell all task managers that a checkpoint is complete."""
+        self._tell(TaskManagerClient.checkpoint_completed, news)
 
-    def tell_managers(self, action: str, body: Any) -> None:
-        """Tell all task managers. One that does not answer is forgotten if no slot is there, else found lost later."""
-        for identity, answer in self._ask(set(self._managers), action, body, timeout=10.0):
-            if isinstance(answer, StrandlineError):
-                log.warning("job %s: %s: %s", self.run.job, identity, answer)
-                if all(place.manager != identity for place in list(self._places.values())):
-                    self._managers.pop(identity, None)
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Tell all task managers that a checkpoint was given up."""
+        self._tell(TaskManagerClient.checkpoint_aborted, CheckpointAborted(checkpoint_id))
+
+    # --- figures -----------------------------------------------------------------------------------
+
+    def query(self, request: Query) -> list[bytes]:
+        """What every slot knows of one key, pickled."""
+        return list(self._every_slot(TaskManagerClient.query, request).values())
+
+    def slot_figures(self) -> list[SlotFigures]:
+        """The figures of every slot that answers."""
+        return list(self._on_slots(TaskManagerClient.slot_figures, NOTHING, self._places).values.values())
 
     def changelog_figures(self) -> dict[str, float]:
         """What the changelogs of all task managers take up and cost; empty without a changelog."""
         total: dict[str, float] = {}
         if self.run.changelog is not None:
-            for _identity, answer in self._ask(set(self._managers), "figures", None, timeout=5.0):
+            for _identity, answer in self._ask(set(self._managers), TaskManagerClient.changelog_figures, NOTHING):
                 if not isinstance(answer, StrandlineError):
                     for name, value in answer.items():
                         total[name] = total.get(name, 0) + value
         return total
 
-    def describe(self) -> dict[str, Any]:
-        """Processes of the run: task managers and slots with their process ids."""
-        return {
-            identity: answer
-            for identity, answer in self._ask(set(self._managers), "describe", None, timeout=5.0)
-            if not isinstance(answer, StrandlineError)
-        }
+    def processes(self) -> list[TaskManagerInfo]:
+        """Task managers and slots with their process ids, as far as the task managers answer."""
+        answers = self._ask(set(self._managers), TaskManagerClient.describe, NOTHING)
+        return [answer for _identity, answer in answers if not isinstance(answer, StrandlineError)]
 
-    def _fan_slots(self, action: str, body: Any, wanted: set[int], timeout: float | None) -> dict[int, Any]:
-        return self._fan("fan", {"action": action, "body": body, "timeout": timeout}, wanted, timeout)
+    # --- calling -----------------------------------------------------------------------------------
 
-    def _fan(
+    def _every_slot(
+        self, method: Callable[[TaskManagerClient, ForSlots[Asked]], SlotAnswers[Told]], request: Asked
+    ) -> dict[int, Told]:
+        """Call all slots. Raises the first error; `SlotLostError` if a slot does not answer."""
+        return self._on_slots(method, request, self._places).all()
+
+    def _on_slots(
         self,
-        action: str,
-        body: dict[str, Any],
-        wanted: set[int],
-        timeout: float | None,
-    ) -> dict[int, Any]:
-        """Call `action` of the task managers of `wanted` slots; each answers slot by slot."""
+        method: Callable[[TaskManagerClient, ForSlots[Asked]], SlotAnswers[Told]],
+        request: Asked,
+        slots: Iterable[int],
+    ) -> _Answers[Told]:
+        """Call some slots through their task managers, all at once."""
+        return self._forward(lambda client, indices: method(client, ForSlots(indices, request)), slots)
+
+    def _every_task_manager(
+        self, method: Callable[[TaskManagerClient, Asked], SlotAnswers[Told]], request: Asked
+    ) -> dict[int, Told]:
+        """Call all task managers that have slots, which answer slot by slot. Raises the first error."""
+        return self._forward(lambda client, _indices: method(client, request), self._places).all()
+
+    def _forward(
+        self, ask: Callable[[TaskManagerClient, list[int]], SlotAnswers[Told]], slots: Iterable[int]
+    ) -> _Answers[Told]:
+        wanted = sorted(slots)
         by_manager: dict[str, list[int]] = {}
         for index in wanted:
             place = self._places.get(index)
             if place is not None:
                 by_manager.setdefault(place.manager, []).append(index)
-        results: dict[int, Any] = {
-            index: SlotLostError(f"slot {index} of job {self.run.job} is not running") for index in wanted
-        }
 
-        def one(identity: str) -> dict[int, Any]:
+        def one(identity: str) -> _Answers[Told]:
             manager = self._managers.get(identity)
             if manager is None:
-                return {}
-            request = {**body, "indices": by_manager[identity]}
+                return _Answers({}, {})
             try:
-                answers = manager.client.call(action, request, timeout=timeout and timeout + 2)
+                told = ask(manager.client, by_manager[identity])
             except StrandlineError as error:
-                return dict.fromkeys(by_manager[identity], SlotLostError(f"task manager {identity}: {error}"))
-            return {
-                int(index): decode_error(answer["error"]) if "error" in answer else answer["value"]
-                for index, answer in answers.items()
-            }
+                lost = SlotLostError(f"task manager {identity}: {error}")
+                return _Answers({}, dict.fromkeys(by_manager[identity], lost))
+            return _Answers(told.values, {index: failure.error() for index, failure in told.failures.items()})
 
-        for answers in self._pool.map(one, by_manager):
-            results.update(answers)
-        return results
+        answers: _Answers[Told] = _Answers({}, {})
+        for some in self._pool.map(one, by_manager):
+            answers.values.update(some.values)
+            answers.errors.update(some.errors)
+        for index in wanted:
+            if index not in answers.values and index not in answers.errors:
+                answers.errors[index] = SlotLostError(f"slot {index} of job {self.run.job} is not running")
+        return answers
 
-    def _ask(self, identities: Iterable[str], action: str, body: Any, timeout: float) -> list[tuple[str, Any]]:
-        def one(identity: str) -> tuple[str, Any]:
+    def _tell(self, method: Callable[[TaskManagerClient, Asked], None], news: Asked) -> None:
+        """Tell all task managers. One that does not answer is forgotten if no slot is there, else found lost later."""
+        for identity, answer in self._ask(set(self._managers), method, news):
+            if isinstance(answer, StrandlineError):
+                log.warning("job %s: %s: %s", self.run.job, identity, answer)
+                if all(place.manager != identity for place in list(self._places.values())):
+                    self._managers.pop(identity, None)
+
+    def _ask(
+        self, identities: Iterable[str], method: Callable[[TaskManagerClient, Asked], Told], request: Asked
+    ) -> list[tuple[str, Told | StrandlineError]]:
+        """Call task managers, all at once; errors are among the answers."""
+
+        def one(identity: str) -> tuple[str, Told | StrandlineError]:
             manager = self._managers.get(identity)
             if manager is None:
                 return identity, SlotLostError(f"task manager {identity} is not known")
             try:
-                return identity, manager.client.call(action, body, timeout=timeout)
+                return identity, method(manager.client, request)
             except StrandlineError as error:
                 return identity, error
 
@@ -477,10 +552,10 @@ class Cluster:
     def close(self) -> None:
         """End all slots and task managers."""
         self._closed = True
-        self._ask(set(self._managers), "stop_slots", None, timeout=15.0)
-        self._ask(set(self._managers), "shutdown", None, timeout=5.0)
+        self._ask(set(self._managers), TaskManagerClient.stop_slots, NOTHING)
+        self._ask(set(self._managers), TaskManagerClient.shutdown, NOTHING)
         self._pool.shutdown(wait=False)
         self._server.close()
 
 
-_NOWHERE = Place("", Address("", "", "", 0))
+_NOT_PLACED = Place("", NOWHERE)

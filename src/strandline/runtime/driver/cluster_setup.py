@@ -7,14 +7,14 @@ import secrets
 import sys
 import tempfile
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from strandline.config import Config
 from strandline.errors import ConfigError
 from strandline.pyspark_releases import check_supported
 from strandline.runtime.driver.cluster import Cluster
+from strandline.runtime.protocol.address import ANY, Address, default_bind_host
 from strandline.runtime.protocol.messages import ChangelogSettings, RunInfo, StorageSettings, UploadSettings
-from strandline.runtime.protocol.wire import ANY, default_bind_host
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +30,7 @@ def make_cluster(job: str, spark: SparkSession, config: Config) -> Cluster:
     # Executors reach Spark's driver by this name, so they reach our coordinator by it, too.
     driver_host = context.getConf().get("spark.driver.host", None) if bind_host in ANY else bind_host
 
-    def info(coordinator: list[Any]) -> RunInfo:
+    def info(coordinator: Address) -> RunInfo:
         return RunInfo(
             job=job,
             run_id=run_id,

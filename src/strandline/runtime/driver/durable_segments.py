@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
+from collections.abc import Mapping
 
 from strandline.checkpoint.metadata import StateFile, last_batch
+from strandline.runtime.protocol.messages import SegmentUpload
 
 
 class DurableSegments:
@@ -18,7 +17,7 @@ class DurableSegments:
     def __init__(self, batch: int = -1) -> None:
         self._covered = batch
         self._files: dict[int, list[tuple[str, StateFile]]] = {}
-        self._prepared: dict[int, dict[str, tuple[bool, StateFile | None]]] = {}
+        self._prepared: dict[int, Mapping[str, SegmentUpload]] = {}
         self._prepared_batch = -1
         self._gap = -1
         """The newest committed batch of which some segment is not durable."""
@@ -28,7 +27,7 @@ class DurableSegments:
         """Whether the segments lead without a gap from the last completed checkpoint to the last committed batch."""
         return self._gap <= self._covered
 
-    def prepared(self, batch: int, index: int, segments: dict[str, Any]) -> None:
+    def prepared(self, batch: int, index: int, segments: Mapping[str, SegmentUpload]) -> None:
         """Note what slot `index` prepared for `batch`: for each operator, whether its segment is durable, and its file.
 
         A later call for the same slot and batch replaces the earlier one: the batch was run again in a new round.
@@ -36,7 +35,7 @@ class DurableSegments:
         if batch != self._prepared_batch:
             self._prepared_batch = batch
             self._prepared = {}
-        self._prepared[index] = msgspec.convert(segments, dict[str, tuple[bool, StateFile | None]])
+        self._prepared[index] = segments
 
     def decided(self, batch: int, logged: bool) -> None:
         """Note that `batch` is committed. `logged` says whether the job has a changelog."""
@@ -45,11 +44,11 @@ class DurableSegments:
         if not logged:
             self._gap = batch
         for index, segments in prepared.items():
-            for operator, (durable, file) in segments.items():
-                if not durable:
+            for operator, upload in segments.items():
+                if not upload.durable:
                     self._gap = batch
-                elif file is not None:
-                    self._files.setdefault(index, []).append((operator, file))
+                elif upload.file is not None:
+                    self._files.setdefault(index, []).append((operator, upload.file))
 
     def truncate(self, batch: int) -> None:
         """Forget the segments up to `batch`: a completed checkpoint covers them."""

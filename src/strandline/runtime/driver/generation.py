@@ -17,6 +17,7 @@ from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.figures import ChangelogFigures
 from strandline.runtime.driver.recoveries import Recovery
+from strandline.runtime.protocol.slot_calls import Query
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -127,22 +128,20 @@ class Generation:
 
     def query(self, uid: str, state: str, key: tuple[Any, ...]) -> Any:
         """The state of one key: the slot that owns its key group has it."""
-        body = {"operator": uid, "state": state, "key": pickle.dumps(key)}
-        found: list[Any] = [pickle.loads(answer) for answer in self._cluster.fan("query", body, timeout=10.0).values()]
+        found = [pickle.loads(answer) for answer in self._cluster.query(Query(uid, state, pickle.dumps(key)))]
         return next((value for value in found if value not in (None, [], {})), found[0])
 
     def figures(self) -> dict[str, Any]:
         rows = late = state = memory = 0
         budgets, used = [], []
-        for answer in self._cluster.try_fan("figures", None, timeout=5.0).values():
-            if not isinstance(answer, StrandlineError):
-                budgets.append(answer["budget_bytes"])
-                used.append(answer["used_bytes"])
-                for figures in answer["operators"].values():
-                    rows += figures["rows"]
-                    late += figures["late_rows"]
-                    state += figures["state_bytes"]
-                    memory += figures["memory_bytes"]
+        for slot in self._cluster.slot_figures():
+            budgets.append(slot.budget_bytes)
+            used.append(slot.used_bytes)
+            for figures in slot.operators.values():
+                rows += figures.rows
+                late += figures.late_rows
+                state += figures.state_bytes
+                memory += figures.memory_bytes
         changelog = self._cluster.changelog_figures()
         return {
             "generation": self.number,

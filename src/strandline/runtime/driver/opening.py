@@ -24,7 +24,7 @@ from strandline.runtime.driver.batches import BatchFunction, Outlets
 from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
-from strandline.runtime.driver.cluster import Base, Cluster, Deployment
+from strandline.runtime.driver.cluster import Cluster, Deployment, RestorePoint
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.plan import Graph, Wiring
@@ -225,7 +225,7 @@ class _Opening:
             operators=tuple(
                 OperatorSpec(operator.uid, pickle_operator(operator)) for operator in self._run.graph.operators
             ),
-            base=Base(
+            restore=RestorePoint(
                 claim.restored_batch,
                 tuple(state for state in restored if state.operator in self._uids),
                 claim.origin,
@@ -246,7 +246,8 @@ class _Opening:
         clock = Clock(scratch, modes, restored=restored is not None)
         wiring = Wiring(
             run.job,
-            tuple(run.cluster.run.coordinator),
+            run.cluster.run.run_id,
+            run.cluster.run.coordinator,
             run.cluster.run.secret,
             self._parallelism,
             config.max_parallelism,

@@ -17,6 +17,7 @@ import pyarrow as pa
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN, Operator
 from strandline.runtime.driver.batches import Outlets
 from strandline.runtime.driver.clock import tick_rows
+from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.side_outputs import recorded_struct, selected
 from strandline.runtime.task.parquet_writer import MANIFEST, ParquetWriter
 from strandline.runtime.task.relay import Relay
@@ -80,7 +81,8 @@ class Wiring:
     """What the plan needs to know about the generation for which it is built."""
 
     job: str
-    coordinator: tuple[Any, ...]
+    run_id: str
+    coordinator: Address
     secret: str
     parallelism: int
     max_parallelism: int
@@ -207,7 +209,7 @@ def _parents(node: Node) -> tuple[Node, ...]:
 
 
 def _relay(node: StatefulNode, wiring: Wiring) -> Relay:
-    return Relay(node.operator.uid, wiring.coordinator, wiring.secret, node.operator.time_mode != "none")
+    return Relay(node.operator.uid, wiring.coordinator, wiring.secret, wiring.run_id, node.operator.time_mode != "none")
 
 
 def _tagged_union(bodies: list[DataFrame]) -> DataFrame:

@@ -195,7 +195,7 @@ class Run:
         try:
             request.step("finishing the batch")
             # Slot processes take long to start and need no state, so they start while the old generation still works.
-            self._cluster.warm(request.parallelism)
+            self._cluster.start_spares(request.parallelism)
             generation.batch_function.hold()
             held = time.time()
             request.step("taking a checkpoint")
@@ -462,7 +462,9 @@ class Run:
 
     def processes(self) -> dict[str, Any]:
         """The run's task managers and slots with their process ids."""
-        return self._cluster.describe() if self._cluster is not None and not self._done.is_set() else {}
+        if self._cluster is None or self._done.is_set():
+            return {}
+        return {info.identity: msgspec.to_builtins(info) for info in self._cluster.processes()}
 
     def figures(self) -> RunFigures:
         """Counts of the whole run, and the figures of the present generation."""

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other: plain structs, encoded with msgpack."""
+"""What several calls between processes have in common: settings, specifications, reports; encoded with msgpack."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 from strandline.checkpoint.batch import first_batch
 from strandline.checkpoint.metadata import StateFile, SubtaskState
 from strandline.config.rocksdb import RocksDBOptions
+from strandline.runtime.protocol.address import NOWHERE, Address
 from strandline.state.coding.keys import key_group_range
 
 
@@ -75,7 +76,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     job: str
     run_id: str
     secret: str
-    coordinator: list[Any]
+    coordinator: Address
     local_dir: str
     bind_host: str
     heartbeat_timeout: float
@@ -111,12 +112,12 @@ class SlotSpec(msgspec.Struct, frozen=True):
     """Where the files of `restore` are, if not in the run's own storage."""
     restore_owned: bool = True
     """Whether the files of `restore` are the job's own, so that a checkpoint may refer to them."""
-    log: list[tuple[str, StateFile]] = []
-    """Durable segments after `restore_batch`, in their order, with the operator whose they are."""
-    log_complete: bool = False
-    """Whether they lead to `decided_batch`."""
-    manager: list[Any] = []
-    """The address of the slot's task manager."""
+    segments: list[tuple[str, StateFile]] = []
+    """The durable segments after `restore_batch`, in order, each with its operator."""
+    segments_complete: bool = False
+    """Whether `segments` lead to `decided_batch`."""
+    manager: Address = NOWHERE
+    """Where the slot's task manager is."""
     copies: str | None = None
     """Where on the slot's host second copies of durable files are; None: nowhere."""
     allow_non_restored: bool = False
@@ -194,3 +195,11 @@ class SnapshotReport(msgspec.Struct, frozen=True):
     """The last batch that the state holds."""
     sync_ms: float
     write_ms: float
+
+
+class SegmentUpload(msgspec.Struct, frozen=True):
+    """What became of a sealed segment in the changelog."""
+
+    durable: bool
+    file: StateFile | None
+    """Where the segment is; None if it is empty or not durable."""

@@ -39,7 +39,7 @@ class _Checked(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class LocalBase:
     """Something that state can be rebuilt from: `snapshot` is None for what the run was restored from."""
 
     batch: int
@@ -109,7 +109,7 @@ class OperatorFolder:
                 if path.name not in keep:
                     shutil.rmtree(path, ignore_errors=True)
 
-    def bases(self, restored_batch: int, decided_batch: int) -> list[Base]:
+    def bases(self, restored_batch: int, decided_batch: int) -> list[LocalBase]:
         """Every base from which a complete chain leads to `decided_batch`: local ones first, then the newest first."""
         chain = {batch: (previous, path) for path, previous, batch in self._segments()}
         reach: dict[int, tuple[Path, ...]] = {decided_batch: ()}
@@ -119,9 +119,11 @@ class OperatorFolder:
             batch, path = chain[batch]
             paths.insert(0, path)
             reach[batch] = tuple(paths)
-        found = [Base(marker.batch, marker, reach[marker.batch]) for marker in self._markers() if marker.batch in reach]
+        found = [
+            LocalBase(marker.batch, marker, reach[marker.batch]) for marker in self._markers() if marker.batch in reach
+        ]
         if restored_batch in reach:
-            found.append(Base(restored_batch, None, reach[restored_batch]))
+            found.append(LocalBase(restored_batch, None, reach[restored_batch]))
         return sorted(found, key=lambda base: (base.snapshot is None, -base.batch))
 
     def _markers(self) -> list[SnapshotMarker]:

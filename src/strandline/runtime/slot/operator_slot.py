@@ -18,6 +18,7 @@ from strandline.errors import StaleAttemptError, StrandlineError
 from strandline.operators.base import BatchInfo, Operator, TimeMode
 from strandline.runtime.protocol.messages import ExchangeHeader, Sealed, SlotSpec, SnapshotReport
 from strandline.runtime.protocol.side_outputs import recorded, recorded_schema
+from strandline.runtime.protocol.slot_calls import OperatorFigures
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.runtime.slot.recorded_output import RecordedOutput
 from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
@@ -217,7 +218,7 @@ class OperatorSlot:
         held.changes.discard()
         held.output.discard()
 
-    def tidy(self) -> None:
+    def compact(self) -> None:
         """Make the state small for a snapshot that many checkpoints will name. Batches go on meanwhile."""
         self._backend.tidy()
 
@@ -313,14 +314,14 @@ class OperatorSlot:
                 break
         return found
 
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> OperatorFigures:
         """Rows worked on by this incarnation, and what its state takes up."""
-        return {
-            "rows": self._rows,
-            "late_rows": self._late_rows,
-            "state_bytes": self._backend.size_bytes(),
-            "memory_bytes": self._backend.memory_bytes(),
-        }
+        return OperatorFigures(
+            rows=self._rows,
+            late_rows=self._late_rows,
+            state_bytes=self._backend.size_bytes(),
+            memory_bytes=self._backend.memory_bytes(),
+        )
 
     def close(self) -> None:
         self._worker.shutdown()

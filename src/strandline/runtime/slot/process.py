@@ -24,10 +24,12 @@ import pyarrow.flight as flight
 
 from strandline.errors import StaleAttemptError, StrandlineError
 from strandline.operators.base import Operator, SubtaskInfo
+from strandline.runtime.protocol.address import own_host
+from strandline.runtime.protocol.calls import Nothing
+from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.folders import slot_folder, socket_folder
 from strandline.runtime.protocol.messages import (
     BackendSettings,
-    BatchTime,
     ExchangeHeader,
     OperatorSpec,
     Rebuilt,
@@ -35,7 +37,23 @@ from strandline.runtime.protocol.messages import (
     SlotSpec,
     SnapshotReport,
 )
-from strandline.runtime.protocol.wire import Address, Client, Server, encode_error, own_host
+from strandline.runtime.protocol.server import Server
+from strandline.runtime.protocol.slot_calls import (
+    BatchFailure,
+    BatchRound,
+    Commit,
+    Freeze,
+    NextTimers,
+    PrepareEmpty,
+    Query,
+    SlotCalls,
+    SlotFailed,
+    SlotFigures,
+    SlotReady,
+    SlotStatus,
+    SnapshotRef,
+)
+from strandline.runtime.protocol.taskmanager_calls import TaskManagerClient
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.runtime.slot.operator_slot import OperatorSlot
 from strandline.runtime.slot.rebuild import rebuild
@@ -49,16 +67,16 @@ ROCKSDB_SHARE = 2 / 3
 """Of a slot's state memory. The rest is for what state costs outside RocksDB: a batch in hand, and gaps in the heap."""
 
 
-class Slot:
+class Slot(SlotCalls):
     """All operators' subtasks with one index, behind one Flight server."""
 
     def __init__(self, spec: SlotSpec) -> None:
         self.spec = spec
         self._floor = (spec.decided_batch, 0)
-        self._failure: dict[str, Any] | None = None
+        self._failure: BatchFailure | None = None
         self._stopped = threading.Event()
         self.rebuilt: list[Rebuilt] = []
-        self._manager: Client | None = None
+        self._manager: TaskManagerClient | None = None
         self._teller = ThreadPoolExecutor(1, thread_name_prefix="teller") if spec.run.changelog else None
         self._memory = _rocksdb_memory(spec.backend) if spec.backend.kind == "rocksdb" else None
         self.operators = {op.uid: self._open(number, op) for number, op in enumerate(spec.operators)}
@@ -73,15 +91,18 @@ class Slot:
         return OperatorSlot(operator, backend, folder, spec, self._tell_sealed)
 
     def _tell_sealed(self, sealed: Sealed) -> None:
-        """Let the task manager begin with the upload. If word does not arrive, it finds the segment by `status`."""
+        """Lets the task manager begin with the upload. If this call fails, it learns of the segment from `status`."""
         if self._teller is not None:
             self._teller.submit(self._call_manager, sealed)
 
     def _call_manager(self, sealed: Sealed) -> None:
         try:
             if self._manager is None:
-                self._manager = Client(Address.unpack(self.spec.manager), self.spec.run.secret)
-            self._manager.call("sealed", sealed, timeout=5)
+                spec = self.spec
+                self._manager = TaskManagerClient(
+                    spec.manager, spec.run.secret, spec.run.run_id, lambda: spec.generation
+                )
+            self._manager.sealed(sealed)
         except StrandlineError as error:
             log.info("the task manager was not told of a segment: %s", error)
 
@@ -108,7 +129,7 @@ class Slot:
         except (StaleAttemptError, flight.FlightError):
             raise  # an attempt that is over, or whose relay is gone: no failure of the batch
         except Exception as error:
-            self._failure = {"batch": header.batch, "round": header.round, "error": encode_error(error)}
+            self._failure = BatchFailure(header.batch, header.round, Failure.of(error))
             raise
         if not begun:
             reader.schema  # noqa: B018 - waits for the relay's first message: it may not meet a finished exchange
@@ -129,114 +150,95 @@ class Slot:
 
     # --- control ---------------------------------------------------------------------------------
 
-    def status(self, _body: Any) -> dict[str, Any]:
-        return {
-            "incarnation": self.spec.incarnation,
-            "prepared": {uid: op.prepared() for uid, op in self.operators.items()},
-            "sealed": [sealed for op in self.operators.values() if (sealed := op.sealed()) is not None],
-            "committed": {uid: op.committed for uid, op in self.operators.items()},
-            "failure": self._failure,
-        }
+    def status(self, request: Nothing) -> SlotStatus:
+        return SlotStatus(
+            incarnation=self.spec.incarnation,
+            prepared={uid: op.prepared() for uid, op in self.operators.items()},
+            sealed=[sealed for op in self.operators.values() if (sealed := op.sealed()) is not None],
+            committed={uid: op.committed for uid, op in self.operators.items()},
+            failure=self._failure,
+        )
 
-    def figures(self, _body: Any) -> dict[str, Any]:
-        """What each operator has done and holds, and what the slot's state takes of its memory."""
+    def figures(self, request: Nothing) -> SlotFigures:
         operators = {uid: op.figures() for uid, op in self.operators.items()}
         if self._memory is not None:
             used = self._memory.used_bytes()
         else:
-            used = sum(figures["memory_bytes"] for figures in operators.values())
-        return {"operators": operators, "budget_bytes": self.spec.backend.memory_bytes, "used_bytes": used}
+            used = sum(figures.memory_bytes for figures in operators.values())
+        return SlotFigures(operators, self.spec.backend.memory_bytes, used)
 
-    def query(self, body: dict[str, Any]) -> bytes:
-        """The state of one key, pickled; see `OperatorSlot.query`."""
-        op = self.operators.get(body["operator"])
+    def query(self, request: Query) -> bytes:
+        op = self.operators.get(request.operator)
         if op is None:
-            raise StrandlineError(f"there is no step {body['operator']!r}; there are: {', '.join(self.operators)}")
-        return pickle.dumps(op.query(body["state"], pickle.loads(body["key"])))
+            raise StrandlineError(f"there is no step {request.operator!r}; there are: {', '.join(self.operators)}")
+        return pickle.dumps(op.query(request.state, pickle.loads(request.key)))
 
-    def prepare_empty(self, body: dict[str, Any]) -> None:
-        """Prepare the operators that Spark did not call: for them, the batch had no rows."""
-        when = msgspec.convert(body["time"], BatchTime)
+    def prepare_empty(self, request: PrepareEmpty) -> None:
         for uid, op in self.operators.items():
-            if op.prepared() == (body["batch"], body["round"]):
+            if op.prepared() == (request.batch, request.round):
                 continue
-            header = ExchangeHeader(self.spec.generation, body["batch"], body["round"], uid, self.spec.index, -1, when)
+            header = ExchangeHeader(
+                self.spec.generation, request.batch, request.round, uid, self.spec.index, -1, request.time
+            )
             output = op.work(header, lambda: iter(()), lambda: False, partial(self._check_fresh, header, op))
             if output.rows:
                 raise StrandlineError(f"operator {uid} gave {output.rows} rows for a batch without input")
 
-    def discard(self, body: dict[str, int]) -> None:
-        """A new round: what was prepared for the batch is void, and attempts of older rounds are refused."""
-        self._floor = (body["batch"], body["round"])
+    def discard(self, request: BatchRound) -> None:
+        self._floor = (request.batch, request.round)
         self._failure = None
         for op in self.operators.values():
             op.discard()
 
-    def commit(self, body: dict[str, int]) -> dict[str, int | None]:
-        """Make the prepared batch the state of all operators; answers what they wait for, per clock."""
-        timers: dict[str, int | None] = {}
+    def commit(self, request: Commit) -> NextTimers:
+        timers: NextTimers = {}
         for op in self.operators.values():
-            op.commit(body["batch"])
+            op.commit(request.batch)
             mode, due = op.timer()
             if due is not None and mode != "none":
-                timers[mode] = min(due, timers.get(mode) or due)
+                timers[mode] = min(due, timers.get(mode, due))
         return timers
 
-    def barrier(self, body: dict[str, int]) -> dict[str, float]:
+    def compact(self, request: Nothing) -> None:
+        for op in self.operators.values():
+            op.compact()
+
+    def freeze(self, request: Freeze) -> None:
+        def one(op: OperatorSlot) -> None:
+            if request.canonical is None:
+                op.barrier(request.checkpoint)
+            else:
+                op.savepoint(request.checkpoint, request.canonical)
+
         with ThreadPoolExecutor(max(1, len(self.operators))) as pool:
-            times = pool.map(lambda op: op.barrier(body["checkpoint"]), self.operators.values())
-            return dict(zip(self.operators, times, strict=True))
+            list(pool.map(one, self.operators.values()))
 
-    def tidy(self, _body: Any) -> None:
-        """See `OperatorSlot.tidy`."""
+    def report(self, request: SnapshotRef) -> list[SnapshotReport]:
+        return [op.report(request.checkpoint) for op in self.operators.values()]
+
+    def release(self, request: SnapshotRef) -> None:
         for op in self.operators.values():
-            op.tidy()
+            op.release(request.checkpoint)
 
-    def savepoint(self, body: dict[str, Any]) -> None:
-        """Freeze the state for a savepoint; `report` and `release` follow, as after a barrier."""
-        for op in self.operators.values():
-            op.savepoint(body["checkpoint"], body["canonical"])
-
-    def report(self, body: dict[str, int]) -> list[SnapshotReport]:
-        return [op.report(body["checkpoint"]) for op in self.operators.values()]
-
-    def release(self, body: dict[str, int]) -> None:
-        for op in self.operators.values():
-            op.release(body["checkpoint"])
-
-    def stop(self, _body: Any) -> None:
+    def stop(self, request: Nothing) -> None:
         self._stopped.set()
 
     def serve(self, ready: BinaryIO) -> None:
         """Answer calls until told to stop."""
         spec = self.spec
-        actions = {
-            name: getattr(self, name)
-            for name in (
-                "status",
-                "figures",
-                "query",
-                "prepare_empty",
-                "discard",
-                "commit",
-                "tidy",
-                "barrier",
-                "savepoint",
-                "report",
-                "release",
-                "stop",
-            )
-        }
         server = Server(
             spec.run.secret,
-            actions,
+            SlotCalls,
+            self,
+            run_id=spec.run.run_id,
+            generation=lambda: spec.generation,
             bind_host=spec.run.bind_host,
-            advertise_host=own_host(spec.run.bind_host, Address.unpack(spec.run.coordinator).host),
+            advertise_host=own_host(spec.run.bind_host, spec.run.coordinator.host),
             unix_path=str(socket_folder(spec.run.run_id) / f"s{spec.index}-{spec.incarnation}.sock"),
             exchange=self.exchange,
         )
         states = {uid: op.described_states() for uid, op in self.operators.items()}
-        _tell(ready, {"address": server.address.pack(), "states": states, "rebuilt": self.rebuilt})
+        _tell(ready, SlotReady(server.address, states, self.rebuilt))
         self._stopped.wait()
         time.sleep(0.05)  # let the answer to `stop` leave
         server.close()
@@ -263,7 +265,7 @@ def _input(reader: Any) -> Iterator[pa.RecordBatch]:
     raise StaleAttemptError("the relay ended before its last row")
 
 
-def _tell(ready: BinaryIO, message: dict[str, Any]) -> None:
+def _tell(ready: BinaryIO, message: SlotReady | SlotFailed) -> None:
     ready.write(msgspec.json.encode(message) + b"\n")
     ready.flush()
 
@@ -289,7 +291,7 @@ def main() -> None:
         slot = Slot(spec)
     except Exception as error:
         log.exception("slot %d could not start", spec.index)
-        _tell(ready, {"error": encode_error(error).hex()})
+        _tell(ready, SlotFailed(Failure.of(error)))
         return
     slot.serve(ready)
 

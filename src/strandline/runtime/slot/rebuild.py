@@ -16,7 +16,7 @@ from strandline.operators.base import Operator
 from strandline.operators.schema_evolution import StateChanges, check_states
 from strandline.runtime.protocol.messages import Rebuilt, SlotSpec, StorageSettings
 from strandline.runtime.slot.local_copies import find_copy
-from strandline.runtime.slot.local_files import Base, OperatorFolder, SnapshotMarker
+from strandline.runtime.slot.local_files import LocalBase, OperatorFolder, SnapshotMarker
 from strandline.runtime.slot.rocksdb_factory import tuning
 from strandline.state.backends.base import StateBackend
 from strandline.state.backends.factory import RestoredFile, load_snapshot, open_backend
@@ -53,8 +53,10 @@ def rebuild(
     changed = check_states(operator, operator.states(), durable[0] if durable else None, spec.allow_non_restored)
     problems: list[str] = []
     bases = folder.bases(spec.restore_batch, spec.decided_batch)
-    if spec.log_complete and spec.decided_batch > spec.restore_batch:
-        bases.append(Base(spec.restore_batch, None, (), tuple(file for uid, file in spec.log if uid == operator.uid)))
+    if spec.segments_complete and spec.decided_batch > spec.restore_batch:
+        bases.append(
+            LocalBase(spec.restore_batch, None, (), tuple(file for uid, file in spec.segments if uid == operator.uid))
+        )
     for base in bases:
         started = time.monotonic()
         try:
@@ -81,7 +83,7 @@ def _open_base(
     spec: SlotSpec,
     operator: Operator,
     folder: OperatorFolder,
-    base: Base,
+    base: LocalBase,
     durable: Sequence[SubtaskState],
     changed: StateChanges,
     memory: RocksDBMemory | None,

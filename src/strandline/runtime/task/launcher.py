@@ -18,9 +18,11 @@ import msgspec
 import psutil
 
 from strandline.errors import StrandlineError
+from strandline.runtime.protocol.address import Address, host_identity
+from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.folders import socket_folder
 from strandline.runtime.protocol.messages import RunInfo
-from strandline.runtime.protocol.wire import Address, Client, host_identity
+from strandline.runtime.protocol.taskmanager_calls import TaskManagerClient
 
 START_TIMEOUT = 60.0
 
@@ -41,7 +43,7 @@ def ensure_task_manager(run: RunInfo) -> str:
     address_file = folder / "address.json"
     with (folder / "lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known = _answering(address_file, run.secret)
+        known = _answering(address_file, run)
         if known is not None:
             return known
         address_file.unlink(missing_ok=True)
@@ -50,12 +52,12 @@ def ensure_task_manager(run: RunInfo) -> str:
         return identity
 
 
-def _answering(address_file: Path, secret: str) -> str | None:
+def _answering(address_file: Path, run: RunInfo) -> str | None:
     try:
-        address = Address.unpack(msgspec.json.decode(address_file.read_bytes()))
-        client = Client(address, secret)
+        address = msgspec.json.decode(address_file.read_bytes(), type=Address)
+        client = TaskManagerClient(address, run.secret, run.run_id, lambda: 0)
         try:
-            return str(client.call("describe", timeout=2)["identity"])
+            return client.describe(NOTHING).identity
         finally:
             client.close()
     except (OSError, msgspec.DecodeError, StrandlineError):

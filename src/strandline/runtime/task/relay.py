@@ -18,8 +18,12 @@ import pyarrow.flight as flight
 
 from strandline.errors import SlotLostError, StrandlineError
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN
+from strandline.runtime.protocol.address import Address
+from strandline.runtime.protocol.calls import NOTHING
+from strandline.runtime.protocol.coordinator_calls import CoordinatorClient
+from strandline.runtime.protocol.failures import translate
 from strandline.runtime.protocol.messages import BatchTime, ExchangeHeader, batch_id
-from strandline.runtime.protocol.wire import Address, Client, translate
+from strandline.runtime.protocol.slot_calls import SlotClient
 
 GENERATION = "strandline.generation"
 ROUND = "strandline.round"
@@ -34,8 +38,9 @@ class Relay:
     """What a relay knows from the plan; all that changes from batch to batch comes with the task."""
 
     operator: str
-    coordinator: tuple[Any, ...]
+    coordinator: Address
     secret: str
+    run_id: str
     marked: bool
     """Whether a row without a key group marks every partition, so that the slot is called without rows, too."""
     initial: bool = False
@@ -49,7 +54,7 @@ class Relay:
         if self.marked:
             batches = _without_marks(chain((first,), batches))
             first = next(batches)
-        client = _slot(Address.unpack(list(self.coordinator)), self.secret, header)
+        client = self._slot(header)
         try:
             writer, reader = client.exchange(msgspec.msgpack.encode(header))
             with writer:
@@ -70,6 +75,27 @@ class Relay:
             task.time,
             self.initial,
         )
+
+    def _slot(self, header: ExchangeHeader) -> SlotClient:
+        """A connection to the subtask's slot, kept until slots move."""
+        epoch = current_batch().epoch
+        client = _clients.get((epoch, header.subtask))
+        if client is None:
+            if any(known != epoch for known, _slot in _clients):
+                _clients.clear()
+            address = self._slot_addresses(header).get(header.subtask)
+            if address is None:
+                raise SlotLostError(f"slot {header.subtask} is not running")
+            client = SlotClient(address, self.secret, self.run_id, lambda: header.generation)
+            _clients[(epoch, header.subtask)] = client
+        return client
+
+    def _slot_addresses(self, header: ExchangeHeader) -> dict[int, Address]:
+        driver = CoordinatorClient(self.coordinator, self.secret, self.run_id, lambda: header.generation)
+        try:
+            return driver.slot_addresses(NOTHING)
+        finally:
+            driver.close()
 
 
 def _without_marks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -147,23 +173,5 @@ def _exchange(
         pass  # a worker that left input unread is not used again, and a new one takes a second to start
 
 
-_clients: dict[tuple[str, int], Client] = {}
+_clients: dict[tuple[str, int], SlotClient] = {}
 """Connections to slots, kept while the Python worker lives; the key is (epoch of addresses, slot)."""
-
-
-def _slot(coordinator: Address, secret: str, header: ExchangeHeader) -> Client:
-    epoch = current_batch().epoch
-    client = _clients.get((epoch, header.subtask))
-    if client is None:
-        if any(known != epoch for known, _slot in _clients):
-            _clients.clear()
-        asked = Client(coordinator, secret)
-        try:
-            addresses = asked.call("slots", {"generation": header.generation}, timeout=30)
-        finally:
-            asked.close()
-        address = addresses.get(header.subtask)
-        if address is None:
-            raise SlotLostError(f"slot {header.subtask} is not running")
-        client = _clients[(epoch, header.subtask)] = Client(Address.unpack(address), secret)
-    return client

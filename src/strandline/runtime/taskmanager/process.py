@@ -15,29 +15,61 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, TypeVar, cast
 
 import msgspec
 
-from strandline.checkpoint.metadata import FileHandle
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import SlotLostError, StrandlineError
-from strandline.runtime.protocol.folders import run_folder, slot_folder, socket_folder
-from strandline.runtime.protocol.messages import (
-    ChangelogSettings,
-    RunInfo,
-    Sealed,
-    SlotSpec,
-    SnapshotReport,
-    StorageSettings,
+from strandline.runtime.protocol.address import own_host
+from strandline.runtime.protocol.calls import NOTHING, Nothing
+from strandline.runtime.protocol.coordinator_calls import (
+    HEARTBEAT_EVERY,
+    Acknowledgement,
+    CoordinatorClient,
+    Decline,
+    Heartbeat,
+    Registration,
 )
-from strandline.runtime.protocol.wire import Address, Client, Server, decode_error, encode_error, own_host
+from strandline.runtime.protocol.failures import Failure
+from strandline.runtime.protocol.folders import run_folder, slot_folder, socket_folder
+from strandline.runtime.protocol.messages import ChangelogSettings, Rebuilt, RunInfo, Sealed, SlotSpec
+from strandline.runtime.protocol.server import Server
+from strandline.runtime.protocol.slot_calls import (
+    BatchRound,
+    Commit,
+    Freeze,
+    NextTimers,
+    PrepareEmpty,
+    Query,
+    SlotClient,
+    SlotFailed,
+    SlotFigures,
+    SlotReady,
+    SlotStatus,
+    SnapshotRef,
+)
+from strandline.runtime.protocol.taskmanager_calls import (
+    CheckpointAborted,
+    CheckpointCompleted,
+    ForSlots,
+    PreparedSlot,
+    SlotAnswers,
+    SlotProcessInfo,
+    SpareSlots,
+    StartedSlot,
+    StartSlots,
+    TakeCheckpoint,
+    TakeSavepoint,
+    TaskManagerCalls,
+    TaskManagerInfo,
+)
 from strandline.runtime.taskmanager.changelog.changelog import Barrier, Changelog
 from strandline.runtime.taskmanager.local_copies import LocalCopies
 from strandline.runtime.taskmanager.savepoint_uploads import upload_savepoint
@@ -46,13 +78,14 @@ from strandline.storage import Storage, open_storage
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_EVERY = 1.0
 SLOT_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
 """One heap for all that a slot allocates. RocksDB's threads free each other's blocks, and what a batch needed is free
 between batches; with a heap per thread, or one for Arrow alone, such memory stays resident and is of use to nobody."""
 RUN_IS_DEAD_AFTER = 60.0
 """Seconds without a task manager on this host after which a run's local files may go."""
 
+Asked = TypeVar("Asked")
+Told = TypeVar("Told")
 Upload = Callable[[list[SubtaskSnapshot]], list[SubtaskAck]]
 """Makes frozen states durable."""
 
@@ -63,15 +96,15 @@ class SlotProcess:
 
     spec: SlotSpec
     process: subprocess.Popen[bytes]
-    client: Client
-    rebuilt: list[Any]
-    """How its operators' states came back; see `Rebuilt`."""
+    client: SlotClient
+    rebuilt: list[Rebuilt]
+    """How its operators' states came back."""
 
     def alive(self) -> bool:
         return self.process.poll() is None
 
     def end(self) -> None:
-        """Kill it; its state is in its files, there is nothing to say goodbye to."""
+        """Kills the process. Its state is in its files, so nothing needs to be closed."""
         self.process.kill()
         self.process.wait()
         if self.process.stdin is not None:
@@ -79,7 +112,7 @@ class SlotProcess:
         self.client.close()
 
 
-class TaskManager:
+class TaskManager(TaskManagerCalls):
     """Serves one run on one executor."""
 
     def __init__(self, run: RunInfo, identity: str) -> None:
@@ -89,6 +122,8 @@ class TaskManager:
         self._spares: list[tuple[subprocess.Popen[bytes], Path]] = []
         """Processes that wait to become slots, and their logs."""
         self._changing = threading.Lock()
+        self._generation = 0
+        """The newest generation that started slots here."""
         self._fan_pool = ThreadPoolExecutor(64, thread_name_prefix="fan")
         self._ended = threading.Event()
         self._folder = run_folder(run.local_dir, run.job, run.run_id)
@@ -99,28 +134,15 @@ class TaskManager:
         self._copies = LocalCopies(self._folder / "copies", str(os.getpid()))
         self._uploader = SnapshotUploader(storage, run.job, run.uploads, copies=self._copies)
         self._log = self._open_log(storage, run.changelog) if run.changelog else None
-        self._coordinator = Client(Address.unpack(run.coordinator), run.secret)
-        names = (
-            "start_slots",
-            "warm",
-            "stop_slots",
-            "fan",
-            "sealed",
-            "settle",
-            "commit",
-            "barrier",
-            "savepoint",
-            "checkpoint_completed",
-            "checkpoint_aborted",
-            "shutdown",
-            "describe",
-            "figures",
-        )
+        self._coordinator = CoordinatorClient(run.coordinator, run.secret, run.run_id, lambda: self._generation)
         self.server = Server(
             run.secret,
-            {name: getattr(self, name) for name in names},
+            TaskManagerCalls,
+            self,
+            run_id=run.run_id,
+            generation=lambda: self._generation,
             bind_host=run.bind_host,
-            advertise_host=own_host(run.bind_host, Address.unpack(run.coordinator).host),
+            advertise_host=own_host(run.bind_host, run.coordinator.host),
             unix_path=str(socket_folder(run.run_id) / f"tm-{os.getpid()}.sock"),
         )
         if self._log is not None:
@@ -132,14 +154,10 @@ class TaskManager:
 
     # --- slots -----------------------------------------------------------------------------------
 
-    def start_slots(self, body: dict[str, Any]) -> dict[int, Any]:
-        """Start a slot for every spec, in parallel; answers once they hold their state: where they are, and how."""
-        here = self.server.address.pack()
-        copies = str(self._folder / "copies") if body.get("local") else None
-        specs = [
-            msgspec.structs.replace(msgspec.convert(spec, SlotSpec), manager=here, copies=copies)
-            for spec in body["specs"]
-        ]
+    def start_slots(self, request: StartSlots) -> dict[int, StartedSlot]:
+        copies = str(self._folder / "copies") if request.use_copies else None
+        specs = [msgspec.structs.replace(spec, manager=self.server.address, copies=copies) for spec in request.specs]
+        self._generation = max([self._generation, *(spec.generation for spec in specs)])
         with self._changing:
             for spec in specs:
                 old = self._slots.pop(spec.index, None)
@@ -158,14 +176,13 @@ class TaskManager:
         if failed:
             raise failed[0]
         return {
-            slot.spec.index: {"address": slot.client.address.pack(), "rebuilt": slot.rebuilt}
+            slot.spec.index: StartedSlot(slot.client.address, slot.rebuilt)
             for slot in outcomes
             if isinstance(slot, SlotProcess)
         }
 
-    def warm(self, body: dict[str, Any]) -> None:
-        """Have processes ready that only wait to be told which slot they are."""
-        while len(self._spares) < body["slots"]:
+    def start_spares(self, request: SpareSlots) -> None:
+        while len(self._spares) < request.count:
             self._spares.append(self._spawn(self._folder / f"slot-spare-{time.time_ns()}.log"))
 
     def _spawn(self, log_path: Path) -> tuple[subprocess.Popen[bytes], Path]:
@@ -209,16 +226,16 @@ class TaskManager:
                 f"slot {spec.index} of job {spec.run.job} ended while it started (exit code {code}); its log ends:\n"
                 f"{tail}"
             )
-        told = msgspec.json.decode(answer)
-        if "error" in told:
+        told: SlotReady | SlotFailed = msgspec.json.decode(answer, type=SlotReady | SlotFailed)
+        if isinstance(told, SlotFailed):
             process.wait()
-            return decode_error(bytes.fromhex(told["error"]))
-        client = Client(Address.unpack(told["address"]), spec.run.secret)
-        slot = SlotProcess(spec, process, client, told["rebuilt"])
+            return told.failure.error()
+        client = SlotClient(told.address, spec.run.secret, spec.run.run_id, lambda: spec.generation)
+        slot = SlotProcess(spec, process, client, told.rebuilt)
         self._slots[spec.index] = slot
         if self._log is not None:
-            changed = {one["operator"] for one in told["rebuilt"] if one["changed"]}
-            self._log.slot_opened(spec, told["states"], changed)
+            changed = {one.operator for one in told.rebuilt if one.changed}
+            self._log.slot_opened(spec, told.states, changed)
         return slot
 
     def _clear_old_generations(self, specs: list[SlotSpec]) -> None:
@@ -236,11 +253,11 @@ class TaskManager:
             spare[0].kill()
             spare[0].wait()
 
-    def stop_slots(self, _body: Any) -> None:
+    def stop_slots(self, request: Nothing) -> None:
         with self._changing:
             for slot in self._slots.values():
                 try:
-                    slot.client.call("stop", timeout=2)
+                    slot.client.stop(NOTHING)
                     slot.process.wait(timeout=5)
                 except (StrandlineError, subprocess.TimeoutExpired):
                     pass
@@ -249,86 +266,89 @@ class TaskManager:
             if self._log is not None:
                 self._log.end()
 
-    def describe(self, _body: Any) -> dict[str, Any]:
-        return {
-            "identity": self.identity,
-            "pid": os.getpid(),
-            "slots": {index: {"pid": slot.process.pid, "alive": slot.alive()} for index, slot in self._slots.items()},
-        }
+    def describe(self, request: Nothing) -> TaskManagerInfo:
+        slots = {index: SlotProcessInfo(slot.process.pid, slot.alive()) for index, slot in self._slots.items()}
+        return TaskManagerInfo(self.identity, os.getpid(), slots)
 
-    def fan(self, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        """Call `action` on every slot, or on those of `indices`, at once; each answers for itself."""
-        indices = body.get("indices")
-        slots = [slot for index, slot in self._slots.items() if indices is None or index in indices]
+    def _on_slots(
+        self, slots: Iterable[int], method: Callable[[SlotClient, Asked], Told], request: Asked
+    ) -> SlotAnswers[Told]:
+        """Calls slots at once; each answers for itself."""
+        called = [slot for index in slots if (slot := self._slots.get(index)) is not None]
 
-        def one(slot: SlotProcess) -> dict[str, Any]:
+        def one(slot: SlotProcess) -> tuple[Told | None, Failure | None]:
             try:
-                return {"value": slot.client.call(body["action"], body.get("body"), body.get("timeout"))}
+                return method(slot.client, request), None
             except StrandlineError as error:
-                return {"error": encode_error(error)}
+                return None, Failure.of(error)
 
-        answers = self._fan_pool.map(one, slots)
-        return {slot.spec.index: answer for slot, answer in zip(slots, answers, strict=True)}
+        answers: SlotAnswers[Told] = SlotAnswers({}, {})
+        for slot, (value, failure) in zip(called, self._fan_pool.map(one, called), strict=True):
+            if failure is not None:
+                answers.failures[slot.spec.index] = failure
+            else:
+                answers.values[slot.spec.index] = cast("Told", value)
+        return answers
 
     # --- batches ---------------------------------------------------------------------------------
 
-    def sealed(self, body: dict[str, Any]) -> None:
-        """A slot has sealed a segment."""
+    def sealed(self, request: Sealed) -> None:
         if self._log is not None:
-            self._log.queue.offer(msgspec.convert(body, Sealed))
+            self._log.queue.offer(request)
 
-    def settle(self, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        """The slots' status; with the changelog, once what they prepared in this round is durable.
-
-        A slot's answer then has `log`: of every segment, whether it is durable, and its file.
-        """
-        answers = self.fan({"action": "status", "indices": body["indices"]})
-        if self._log is None:
-            return answers
-        sealed = [
-            one
-            for answer in answers.values()
-            if "value" in answer
-            for one in msgspec.convert(answer["value"]["sealed"], list[Sealed])
-            if (one.batch, one.round) == (body["batch"], body["round"])
-        ]
-        for (operator, index), outcome in self._log.queue.wait_until_durable(sealed).items():
-            answers[index]["value"].setdefault("log", {})[operator] = outcome
-        return answers
-
-    def commit(self, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        """The batch is decided: it is part of the log, and every slot makes it its state."""
+    def collect_prepared(self, request: ForSlots[BatchRound]) -> SlotAnswers[PreparedSlot]:
+        statuses = self._on_slots(request.slots, SlotClient.status, NOTHING)
+        prepared = {index: PreparedSlot(status, {}) for index, status in statuses.values.items()}
         if self._log is not None:
-            self._log.queue.commit(body["batch"])
-        return self.fan({"action": "commit", "body": body, "indices": body["indices"]})
+            wanted = (request.request.batch, request.request.round)
+            sealed = [
+                one for status in statuses.values.values() for one in status.sealed if (one.batch, one.round) == wanted
+            ]
+            for (operator, index), upload in self._log.queue.wait_until_durable(sealed).items():
+                prepared[index].segments[operator] = upload
+        return SlotAnswers(prepared, statuses.failures)
 
-    def figures(self, _body: Any) -> dict[str, float]:
-        """What the changelog takes up and what it cost; nothing without one."""
+    def commit(self, request: ForSlots[Commit]) -> SlotAnswers[NextTimers]:
+        if self._log is not None:
+            self._log.queue.commit(request.request.batch)
+        return self._on_slots(request.slots, SlotClient.commit, request.request)
+
+    def discard(self, request: ForSlots[BatchRound]) -> SlotAnswers[None]:
+        return self._on_slots(request.slots, SlotClient.discard, request.request)
+
+    def prepare_empty(self, request: ForSlots[PrepareEmpty]) -> SlotAnswers[None]:
+        return self._on_slots(request.slots, SlotClient.prepare_empty, request.request)
+
+    def slot_status(self, request: ForSlots[Nothing]) -> SlotAnswers[SlotStatus]:
+        return self._on_slots(request.slots, SlotClient.status, request.request)
+
+    def slot_figures(self, request: ForSlots[Nothing]) -> SlotAnswers[SlotFigures]:
+        return self._on_slots(request.slots, SlotClient.figures, request.request)
+
+    def query(self, request: ForSlots[Query]) -> SlotAnswers[bytes]:
+        return self._on_slots(request.slots, SlotClient.query, request.request)
+
+    def changelog_figures(self, request: Nothing) -> dict[str, float]:
         return self._log.figures() if self._log is not None else {}
 
     # --- checkpoints -----------------------------------------------------------------------------
 
-    def barrier(self, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        """Freeze all slots (the synchronous part), then upload in the background.
-
-        With the changelog everything is durable already, as a rule: then the acknowledgements are part of the answer.
-        """
+    def take_checkpoint(self, request: TakeCheckpoint) -> SlotAnswers[list[SubtaskAck]]:
         if self._log is not None:
-            return self._barrier_of_log(self._log, body)
-        answers = self.fan({"action": "barrier", "body": body, "timeout": body.get("timeout")})
-        self._upload_frozen(answers, body["checkpoint"], partial(self._uploader.upload, body["checkpoint"]))
-        return answers
+            return self._barrier_of_log(self._log, request.checkpoint)
+        frozen = self._on_slots(list(self._slots), SlotClient.freeze, Freeze(request.checkpoint))
+        self._upload_frozen(frozen, request.checkpoint, partial(self._uploader.upload, request.checkpoint))
+        return SlotAnswers({index: [] for index in frozen.values}, frozen.failures)
 
-    def savepoint(self, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        """Freeze all slots for a savepoint, then upload in the background, to the savepoint's own folder."""
-        answers = self.fan({"action": "savepoint", "body": body, "timeout": body.get("timeout")})
-        target = msgspec.convert(body["target"], StorageSettings)
-        storage = open_storage(target.url, target.options)
-        self._upload_frozen(answers, body["checkpoint"], partial(upload_savepoint, storage))
-        return answers
+    def take_savepoint(self, request: TakeSavepoint) -> SlotAnswers[None]:
+        freeze = Freeze(request.checkpoint, request.canonical)
+        frozen = self._on_slots(list(self._slots), SlotClient.freeze, freeze)
+        storage = open_storage(request.target.url, request.target.options)
+        self._upload_frozen(frozen, request.checkpoint, partial(upload_savepoint, storage))
+        return frozen
 
-    def _upload_frozen(self, answers: dict[int, dict[str, Any]], checkpoint_id: int, upload: Upload) -> None:
-        slots = [self._slots[index] for index, answer in answers.items() if index in self._slots and "value" in answer]
+    def _upload_frozen(self, frozen: SlotAnswers[None], checkpoint_id: int, upload: Upload) -> None:
+        slots = [self._slots[index] for index in frozen.values if index in self._slots]
         arguments = (slots, checkpoint_id, time.time(), upload)
         threading.Thread(target=self._upload, args=arguments, daemon=True).start()
 
@@ -344,50 +364,38 @@ class TaskManager:
                     for snapshot in some
                 ]
                 for ack in upload(snapshots):
-                    self._coordinator.call(
-                        "acknowledge",
-                        {"checkpoint": checkpoint_id, "generation": slots[0].spec.generation, "ack": ack},
-                    )
+                    self._coordinator.acknowledge(Acknowledgement(slots[0].spec.generation, checkpoint_id, ack))
             except (StrandlineError, OSError) as error:
-                log.warning("checkpoint %d: %s", checkpoint_id, error)
-                self._coordinator.call(
-                    "decline",
-                    {
-                        "checkpoint": checkpoint_id,
-                        "generation": slots[0].spec.generation,
-                        "reason": f"task manager {self.identity}: {error}",
-                        "lost": isinstance(error, SlotLostError),
-                    },
-                )
+                self._decline(slots[0].spec.generation, checkpoint_id, error)
         except StrandlineError as error:
             log.warning("checkpoint %d: %s", checkpoint_id, error)
         finally:
             for slot in slots:
                 _release(slot, checkpoint_id)
 
-    def _barrier_of_log(self, log_: Changelog, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        answers: dict[int, dict[str, Any]] = {index: {"value": []} for index in self._slots}
-        barrier = log_.barrier(body["checkpoint"])
+    def _decline(self, generation: int, checkpoint_id: int, error: Exception) -> None:
+        log.warning("checkpoint %d: %s", checkpoint_id, error)
+        reason = f"task manager {self.identity}: {error}"
+        self._coordinator.decline(Decline(generation, checkpoint_id, reason, isinstance(error, SlotLostError)))
+
+    def _barrier_of_log(self, log_: Changelog, checkpoint_id: int) -> SlotAnswers[list[SubtaskAck]]:
+        acks: dict[int, list[SubtaskAck]] = {index: [] for index in self._slots}
+        barrier = log_.barrier(checkpoint_id)
         if barrier.durable:
             for ack in log_.acknowledge(barrier):
-                answers.setdefault(ack.state.subtask, {"value": []})["value"].append(ack)
+                acks.setdefault(ack.state.subtask, []).append(ack)
         else:
-            generation = next((slot.spec.generation for slot in self._slots.values()), 0)
-            threading.Thread(target=self._acknowledge_late, args=(log_, barrier, generation), daemon=True).start()
-        return answers
+            threading.Thread(target=self._acknowledge_late, args=(log_, barrier, self._generation), daemon=True).start()
+        return SlotAnswers(acks, {})
 
     def _acknowledge_late(self, log_: Changelog, barrier: Barrier, generation: int) -> None:
         """Acknowledge once what is missing is durable; or decline."""
-        about = {"checkpoint": barrier.checkpoint_id, "generation": generation}
         try:
             try:
                 for ack in log_.acknowledge(barrier):
-                    self._coordinator.call("acknowledge", {**about, "ack": ack})
+                    self._coordinator.acknowledge(Acknowledgement(generation, barrier.checkpoint_id, ack))
             except (StrandlineError, OSError) as error:
-                log.warning("checkpoint %d: %s", barrier.checkpoint_id, error)
-                reason = f"task manager {self.identity}: {error}"
-                lost = isinstance(error, SlotLostError)
-                self._coordinator.call("decline", {**about, "reason": reason, "lost": lost})
+                self._decline(generation, barrier.checkpoint_id, error)
         except StrandlineError as error:
             log.warning("checkpoint %d: %s", barrier.checkpoint_id, error)
 
@@ -396,13 +404,13 @@ class TaskManager:
         slot = self._slots.get(index)
         if slot is None:
             raise SlotLostError(f"slot {index} of job {self.run.job} is not running")
-        slot.client.call("barrier", {"checkpoint": number})
+        slot.client.freeze(Freeze(number))
         return lambda: _snapshots(slot, number, time.time())
 
     def compact(self, index: int) -> None:
         slot = self._slots.get(index)
         if slot is not None:
-            slot.client.call("tidy")
+            slot.client.compact(NOTHING)
 
     def release(self, index: int, number: int) -> None:
         """The slot's files of that state are not needed for an upload any more."""
@@ -410,24 +418,27 @@ class TaskManager:
         if slot is not None:
             _release(slot, number)
 
-    def checkpoint_completed(self, body: dict[str, Any]) -> None:
+    def checkpoint_completed(self, request: CheckpointCompleted) -> None:
         if self._log is not None:
-            self._log.completed(body["checkpoint"])
+            self._log.completed(request.checkpoint)
             return
-        replaced = msgspec.convert(body["replaced"], dict[str, FileHandle])
-        self._uploader.completed(body["checkpoint"], replaced)
+        self._uploader.completed(request.checkpoint, request.replaced)
         self._copies.prune(self._uploader.identities)
 
-    def checkpoint_aborted(self, body: dict[str, Any]) -> None:
+    def checkpoint_aborted(self, request: CheckpointAborted) -> None:
         if self._log is not None:
-            self._log.aborted(body["checkpoint"])
+            self._log.aborted(request.checkpoint)
             return
-        self._uploader.aborted(body["checkpoint"])
+        self._uploader.aborted(request.checkpoint)
 
     # --- life ------------------------------------------------------------------------------------
 
-    def shutdown(self, _body: Any) -> None:
+    def shutdown(self, request: Nothing) -> None:
         self._ended.set()
+
+    def register(self) -> None:
+        """Tells the coordinator that this task manager is there."""
+        self._coordinator.register(Registration(self.identity, self.server.address, os.getpid()))
 
     def serve(self) -> None:
         """Ping the coordinator until it is gone, or says that this task manager is not needed any more."""
@@ -436,11 +447,9 @@ class TaskManager:
             os.utime(self._folder / "alive.lock")
             lost = [index for index, slot in self._slots.items() if not slot.alive()]
             try:
-                answer = self._coordinator.call(
-                    "heartbeat", {"identity": self.identity, "lost": lost}, timeout=HEARTBEAT_EVERY
-                )
+                answer = self._coordinator.heartbeat(Heartbeat(self.identity, lost))
                 last_answer = time.monotonic()
-                if not answer["wanted"]:
+                if not answer.wanted:
                     log.info("not wanted any more")
                     break
             except StrandlineError:
@@ -463,7 +472,6 @@ class TaskManager:
 def _snapshots(slot: SlotProcess, checkpoint_id: int, barrier_time: float) -> list[SubtaskSnapshot]:
     """What a slot froze at the barrier, once it is all on disk."""
     spec = slot.spec
-    reports = slot.client.call("report", {"checkpoint": checkpoint_id})
     return [
         SubtaskSnapshot(
             spec.index,
@@ -473,13 +481,13 @@ def _snapshots(slot: SlotProcess, checkpoint_id: int, barrier_time: float) -> li
             report,
             barrier_time,
         )
-        for report in msgspec.convert(reports, list[SnapshotReport])
+        for report in slot.client.report(SnapshotRef(checkpoint_id))
     ]
 
 
 def _release(slot: SlotProcess, checkpoint_id: int) -> None:
     try:
-        slot.client.call("release", {"checkpoint": checkpoint_id})
+        slot.client.release(SnapshotRef(checkpoint_id))
     except StrandlineError as error:
         log.warning("checkpoint %d, slot %d: %s", checkpoint_id, slot.spec.index, error)
 
@@ -521,11 +529,9 @@ def main() -> None:
     address_file = Path(os.environ.pop("STRANDLINE_ADDRESS_FILE"))
     identity = os.environ.pop("STRANDLINE_IDENTITY")
     manager = TaskManager(run, identity)
-    manager._coordinator.call(
-        "register", {"identity": identity, "address": manager.server.address.pack(), "pid": os.getpid()}, timeout=10
-    )
+    manager.register()
     temporary = address_file.with_suffix(".tmp")
-    temporary.write_bytes(msgspec.json.encode(manager.server.address.pack()))
+    temporary.write_bytes(msgspec.json.encode(manager.server.address))
     temporary.replace(address_file)
     manager.serve()
 

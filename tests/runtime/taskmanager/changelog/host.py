@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from strandline.checkpoint.metadata import StateFile
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.operators.base import BatchInfo, Operator, SubtaskInfo
+from strandline.runtime.protocol.address import NOWHERE
+from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.folders import run_folder, slot_folder
 from strandline.runtime.protocol.messages import (
     BackendSettings,
@@ -26,11 +27,12 @@ from strandline.runtime.protocol.messages import (
     OperatorSpec,
     RunInfo,
     Sealed,
+    SegmentUpload,
     SlotSpec,
-    SnapshotReport,
     StorageSettings,
     UploadSettings,
 )
+from strandline.runtime.protocol.slot_calls import BatchRound, Commit, Freeze, SnapshotRef
 from strandline.runtime.slot.process import Slot
 from strandline.runtime.taskmanager.changelog.changelog import Barrier, Changelog
 from strandline.runtime.taskmanager.changelog.tuning import ChangelogTuning
@@ -107,7 +109,7 @@ def run_info(
         job=JOB,
         run_id=run_id,
         secret="secret",
-        coordinator=[],
+        coordinator=NOWHERE,
         local_dir=str(folder / "local"),
         bind_host="127.0.0.1",
         heartbeat_timeout=8.0,
@@ -132,7 +134,7 @@ def slot_spec(run: RunInfo, index: int, uids: tuple[str, ...] = ("op",), kind: s
         restore=[],
         restore_batch=-1,
         decided_batch=-1,
-        log_complete=True,
+        segments_complete=True,
     )
     return msgspec.structs.replace(plain, **more)
 
@@ -215,22 +217,22 @@ class Host:
 
     def freeze(self, index: int, number: int) -> Callable[[], list[SubtaskSnapshot]]:
         slot = self.slots[index]
-        slot.barrier({"checkpoint": number})
+        slot.freeze(Freeze(number))
         return lambda: self._snapshots(slot, number)
 
     def _snapshots(self, slot: HostedSlot, number: int) -> list[SubtaskSnapshot]:
         spec = slot.spec
         groups = key_group_range(spec.index, PARALLELISM, GROUPS)
         incremental = spec.backend.incremental and spec.backend.kind == "rocksdb"
-        reports = msgspec.convert(msgspec.to_builtins(slot.report({"checkpoint": number})), list[SnapshotReport])
+        reports = slot.report(SnapshotRef(number))
         return [SubtaskSnapshot(spec.index, groups, spec.backend.kind, incremental, one, 0.0) for one in reports]
 
     def release(self, index: int, number: int) -> None:
         if index in self.slots:
-            self.slots[index].release({"checkpoint": number})
+            self.slots[index].release(SnapshotRef(number))
 
     def compact(self, index: int) -> None:
-        self.slots[index].tidy(None)
+        self.slots[index].compact(NOTHING)
 
     def contents(self) -> dict[Subtask, State]:
         return {subtask: state for slot in self.slots.values() for subtask, state in slot.contents().items()}
@@ -250,18 +252,18 @@ class Host:
 
     def discard(self, batch: int, round_: int) -> None:
         for slot in self.slots.values():
-            slot.discard({"batch": batch, "round": round_})
+            slot.discard(BatchRound(batch, round_))
 
-    def wait_until_durable(self, batch: int, round_: int) -> dict[int, dict[str, tuple[bool, StateFile | None]]]:
+    def wait_until_durable(self, batch: int, round_: int) -> dict[int, dict[str, SegmentUpload]]:
         if self._changelog is None:
             return {index: {} for index in self.slots}
         sealed = [
             one
             for slot in self.slots.values()
-            for one in slot.status(None)["sealed"]
+            for one in slot.status(NOTHING).sealed
             if (one.batch, one.round) == (batch, round_)
         ]
-        answers: dict[int, dict[str, tuple[bool, StateFile | None]]] = {index: {} for index in self.slots}
+        answers: dict[int, dict[str, SegmentUpload]] = {index: {} for index in self.slots}
         for (operator, index), outcome in self._changelog.queue.wait_until_durable(sealed).items():
             answers[index][operator] = outcome
         return answers
@@ -270,7 +272,7 @@ class Host:
         if self._changelog is not None:
             self._changelog.queue.commit(batch)
         for slot in self.slots.values():
-            slot.commit({"batch": batch})
+            slot.commit(Commit(batch))
 
     def batch(self, batch: int, changes: Mapping[Subtask, Changes], round_: int = 0) -> dict[Subtask, Any]:
         """A whole batch; what `wait_until_durable` said of each subtask."""

@@ -18,8 +18,9 @@ import pytest
 from strandline.checkpoint.metadata import StateFile, SubtaskState, last_batch
 from strandline.errors import CheckpointError, SegmentsLostError, StorageError
 from strandline.runtime.driver.durable_segments import DurableSegments
+from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.folders import slot_folder
-from strandline.runtime.protocol.messages import RunInfo, Sealed
+from strandline.runtime.protocol.messages import RunInfo, Sealed, SegmentUpload
 from strandline.runtime.taskmanager.changelog.changelog import Changelog
 from strandline.runtime.taskmanager.changelog.tuning import ChangelogTuning
 from strandline.storage.local import LocalStorage
@@ -129,8 +130,8 @@ def test_the_segments_of_all_slots_become_one_file_as_soon_as_all_are_sealed(wor
     outcomes = host.wait_until_durable(1, 0)
     assert host.changelog.figures()["upload_requests"] == before == 1
     found = [outcome for log in outcomes.values() for outcome in log.values()]
-    assert [(durable, file.name) for durable, file in found if file] == [(True, "00000000000000000001.segment")] * 2
-    assert {file.handle.path for _durable, file in found if file and file.handle} == world.stored()
+    assert [(one.durable, one.file.name) for one in found if one.file] == [(True, "00000000000000000001.segment")] * 2
+    assert {one.file.handle.path for one in found if one.file and one.file.handle} == world.stored()
 
 
 def test_without_hints_settling_uploads_what_is_sealed(world: World) -> None:
@@ -138,7 +139,7 @@ def test_without_hints_settling_uploads_what_is_sealed(world: World) -> None:
     host.hints = False
     host.prepare(1, 0, {S0: {A0: b"1"}, S1: {A1: b"1"}})
     assert world.stored() == set()
-    assert all(durable for log in host.wait_until_durable(1, 0).values() for durable, _file in log.values())
+    assert all(upload.durable for uploads in host.wait_until_durable(1, 0).values() for upload in uploads.values())
     assert len(world.stored()) == 1
 
 
@@ -159,7 +160,7 @@ def test_empty_segments_are_not_uploaded_and_hold_nobody_up(world: World) -> Non
     assert world.stored() == set()
     host.prepare(2, 0, {S1: {A1: b"1"}})
     eventually(lambda: len(world.stored()) == 1)  # with the empty one, all slots have told
-    assert host.wait_until_durable(2, 0)[0]["op"] == (True, None)
+    assert host.wait_until_durable(2, 0)[0]["op"] == SegmentUpload(durable=True, file=None)
     host.commit(2)
     assert (batches(host, S0), batches(host, S1)) == ([], [2])
     assert [ack.state.files != () for ack in host.acknowledged(1)] == [False, True]
@@ -204,10 +205,10 @@ def test_an_upload_of_a_round_that_was_replaced_meanwhile_is_deleted(world: Worl
 def test_word_of_a_segment_may_come_late_twice_or_from_an_older_round(world: World) -> None:
     host = world.started()
     host.prepare(1, 0, {S0: {A0: b"0"}})
-    (old,) = host.slots[0].status(None)["sealed"]
+    (old,) = host.slots[0].status(NOTHING).sealed
     host.discard(1, 1)
     host.prepare(1, 1, {S0: {A0: b"1"}})
-    (new,) = host.slots[0].status(None)["sealed"]
+    (new,) = host.slots[0].status(NOTHING).sealed
     for sealed in (old, new, old):
         host.changelog.queue.offer(sealed)
     host.wait_until_durable(1, 1)
@@ -239,7 +240,7 @@ def test_while_uploads_fail_batches_go_on_and_checkpoints_do_not(world: World) -
     host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
     world.fail()
     for batch in (2, 3):
-        assert host.batch(batch, {S0: {A0: str(batch).encode()}})[S0] == (False, None)
+        assert host.batch(batch, {S0: {A0: str(batch).encode()}})[S0] == SegmentUpload(durable=False, file=None)
     assert host.changelog.figures()["behind_bytes"] > 0
     barrier = host.changelog.barrier(1)
     assert not barrier.durable
@@ -258,7 +259,7 @@ def test_what_is_behind_is_uploaded_with_the_next_batch_in_its_place(world: Worl
     world.fail()
     host.batch(1, {S0: {A0: b"1", B0: b"1"}})
     world.work_again()
-    assert host.batch(2, {S0: {A0: b"2"}, S1: {A1: b"2"}})[S0][0]
+    assert host.batch(2, {S0: {A0: b"2"}, S1: {A1: b"2"}})[S0].durable
     assert batches(host) == [1, 2]
     assert world.state(host.acknowledged(1)[0].state) == {A0: b"2", B0: b"1"}
     assert not list(slot_folder(host.slots[0].spec).rglob("*.behind"))
@@ -287,7 +288,7 @@ def test_what_is_behind_survives_the_slots_own_files(world: World) -> None:
         host.changelog.materializer.materialize(0)
     eventually(lambda: not list(slot_folder(host.slots[0].spec).rglob("seg-*.segment")))
     world.work_again()
-    assert host.batch(3, {S0: {B0: b"3"}})[S0][0]
+    assert host.batch(3, {S0: {B0: b"3"}})[S0].durable
     assert world.state(host.acknowledged(1)[0].state) == {A0: b"2", B0: b"3"}
 
 
@@ -310,7 +311,8 @@ def test_a_segment_that_becomes_durable_after_its_state_was_materialized_does_no
 def test_processing_waits_when_too_much_is_behind(world: World, caplog: pytest.LogCaptureFixture) -> None:
     host = world.started(max_behind_bytes=600)
     world.fail()
-    assert host.batch(1, {S0: {A0: b"1"}})[S0] == (False, None)  # one segment is less than that
+    # one segment is less than that
+    assert host.batch(1, {S0: {A0: b"1"}})[S0] == SegmentUpload(durable=False, file=None)
     host.prepare(2, 0, {S0: {A0: b"2"}})
     answers: list[Any] = []
     waiting = threading.Thread(target=lambda: answers.append(host.wait_until_durable(2, 0)))
@@ -319,7 +321,7 @@ def test_processing_waits_when_too_much_is_behind(world: World, caplog: pytest.L
     assert answers == []
     world.work_again()
     waiting.join(10)
-    assert answers[0][0]["op"][0]
+    assert answers[0][0]["op"].durable
     host.commit(2)
     assert batches(host) == [1, 2]
     assert host.changelog.figures()["wait_ms"] > 0
@@ -394,7 +396,7 @@ def test_the_same_when_its_segment_was_not_durable(world: World) -> None:
     world.fail()
     host.prepare(1, 0, {S0: {A0: b"1"}})
     host.wait_until_durable(1, 0)
-    respawned(host, 0, decided_batch=1, log_complete=False)
+    respawned(host, 0, decided_batch=1, segments_complete=False)
     world.work_again()
     assert world.state(host.acknowledged(1)[0].state) == {A0: b"1"}
 
@@ -442,7 +444,7 @@ def test_a_lost_segment_of_a_committed_batch_makes_a_new_materialization_necessa
     host.changelog.queue.commit(1)
     assert host.changelog.files.without_base() == [S0]
     with pytest.raises(SegmentsLostError):
-        respawned(host, 0, decided_batch=1, log_complete=False)
+        respawned(host, 0, decided_batch=1, segments_complete=False)
 
 
 def lost(world: World, host: Host, decisions: list[tuple[int, Any]], base: list[SubtaskState], batch: int) -> Host:
@@ -464,8 +466,8 @@ def lost(world: World, host: Host, decisions: list[tuple[int, Any]], base: list[
                 restore=[state for state in base if state.subtask == index],
                 restore_batch=batch,
                 decided_batch=decided,
-                log=durable.of(index),
-                log_complete=durable.complete,
+                segments=durable.of(index),
+                segments_complete=durable.complete,
             )
             for index in range(2)
         )
@@ -736,7 +738,7 @@ def test_an_unknown_segment_of_an_older_generation_is_not_taken_for_a_new_one(wo
         *(slot_spec(host.run, i, generation=2, restore=[states[i]], restore_batch=1, decided_batch=1) for i in range(2))
     )
     host.changelog.queue.offer(Sealed("op", 0, 2, 0, str(world.folder / "gone"), 100, 1))
-    assert host.batch(2_000_000_000, {S0: {A0: b"2"}, S1: {A1: b"2"}})[S0][0]
+    assert host.batch(2_000_000_000, {S0: {A0: b"2"}, S1: {A1: b"2"}})[S0].durable
     assert world.state(host.acknowledged(2)[0].state) == {A0: b"2"}
 
 
@@ -756,10 +758,10 @@ def test_segments_of_a_restored_log_are_looked_for_where_they_are(world: World) 
     }
     host = world.host()
     host.start(*(slot_spec(host.run, i, restore=[states[i]], decided_batch=1, **more) for i in range(2)))
-    log: list[tuple[str, StateFile]] = [("op", host.batch(2, {S0: {B0: b"2"}})[S0][1])]
+    log: list[tuple[str, StateFile]] = [("op", host.batch(2, {S0: {B0: b"2"}})[S0].file)]
     host.kill(local_files=False)
     other = world.host()
-    other.start(slot_spec(other.run, 0, restore=[states[0]], decided_batch=2, log=log, incarnation=2, **more))
+    other.start(slot_spec(other.run, 0, restore=[states[0]], decided_batch=2, segments=log, incarnation=2, **more))
     assert other.contents()[S0] == {A0: b"1", B0: b"2"}
 
 

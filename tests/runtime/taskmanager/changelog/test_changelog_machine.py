@@ -459,8 +459,8 @@ class ChangelogMachine(RuleBasedStateMachine):
             restore_batch=restored.batch_id if restored is not None else -1,
             decided_batch=self.decided,
             restore_owned=self.owned,
-            log=self.durable.of(index),
-            log_complete=self.durable.complete,
+            segments=self.durable.of(index),
+            segments_complete=self.durable.complete,
         )
 
     # --- what must hold ------------------------------------------------------------------------------

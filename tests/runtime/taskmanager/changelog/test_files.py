@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -25,6 +24,7 @@ from strandline.checkpoint.metadata import (
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import CheckpointError
 from strandline.runtime.driver.durable_segments import DurableSegments
+from strandline.runtime.protocol.messages import SegmentUpload
 from strandline.runtime.taskmanager.changelog.files import ChangelogFiles, Entry, Subtask, SubtaskFiles
 
 S0: Subtask = ("op", 0)
@@ -382,7 +382,7 @@ class Changelogs(RuleBasedStateMachine):
             self.known.hold(file)
         for subtask in BOTH:
             durable = subtask not in behind or not content[subtask]
-            self.durable.prepared(batch, subtask[1], {"op": (durable, files.get(subtask))})
+            self.durable.prepared(batch, subtask[1], {"op": SegmentUpload(durable, files.get(subtask))})
             if not durable:
                 self.behind[subtask, batch] = content[subtask]
         self.durable.decided(batch, logged=True)
@@ -738,12 +738,12 @@ def test_what_is_settled_but_not_durable_makes_a_gap_until_a_checkpoint_covers_i
         return durable.complete
 
     assert complete()
-    durable.prepared(5, 0, msgspec.to_builtins({"op": (True, segment(5, "s5")), "empty": (True, None)}))
+    durable.prepared(5, 0, {"op": SegmentUpload(True, segment(5, "s5")), "empty": SegmentUpload(True, None)})
     durable.decided(5, logged=True)
-    durable.prepared(6, 0, {"op": (False, None)})
+    durable.prepared(6, 0, {"op": SegmentUpload(False, None)})
     durable.decided(6, logged=True)
     assert not complete()
-    durable.prepared(7, 0, {"op": (True, segment(7, "s7"))})
+    durable.prepared(7, 0, {"op": SegmentUpload(True, segment(7, "s7"))})
     durable.decided(7, logged=True)
     durable.truncate(5)
     assert not complete()
@@ -755,13 +755,13 @@ def test_what_is_settled_but_not_durable_makes_a_gap_until_a_checkpoint_covers_i
 
 def test_only_the_last_round_of_a_batch_counts() -> None:
     durable = DurableSegments()
-    durable.prepared(1, 0, {"op": (True, segment(1, "void"))})
-    durable.prepared(1, 0, {"op": (True, segment(1, "kept"))})
+    durable.prepared(1, 0, {"op": SegmentUpload(True, segment(1, "void"))})
+    durable.prepared(1, 0, {"op": SegmentUpload(True, segment(1, "kept"))})
     durable.prepared(1, 1, {})
     durable.decided(1, logged=True)
     durable.decided(1, logged=True)  # the commit is said again after a slot was lost
     assert durable.of(0) == [("op", segment(1, "kept"))]
-    durable.prepared(2, 0, {"op": (True, segment(2, "never decided"))})
+    durable.prepared(2, 0, {"op": SegmentUpload(True, segment(2, "never decided"))})
     durable.decided(3, logged=True)
     assert durable.of(0) == [("op", segment(1, "kept"))]
 

@@ -153,10 +153,10 @@ class Changelog:
         base: list[StateFile] | None = None
         segments: list[StateFile] = []
         whole = spec.restore_owned and not changed and not spec.rescaled
-        if whole and (spec.log_complete or spec.decided_batch == spec.restore_batch):
+        if whole and (spec.segments_complete or spec.decided_batch == spec.restore_batch):
             base = [file for file in files if not file.is_segment]
             segments = [file for file in files if file.is_segment] + [
-                file for uid, file in spec.log if uid == subtask[0]
+                file for uid, file in spec.segments if uid == subtask[0]
             ]
         self.files.open(subtask, base, segments, restored=files)
         self._snapshots.forget([subtask])

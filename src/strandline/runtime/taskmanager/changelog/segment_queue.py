@@ -20,7 +20,7 @@ import msgspec
 
 from strandline.checkpoint.metadata import StateFile, paths_of, segment_file
 from strandline.errors import StorageError
-from strandline.runtime.protocol.messages import Sealed
+from strandline.runtime.protocol.messages import Sealed, SegmentUpload
 from strandline.runtime.taskmanager.changelog.files import Subtask
 from strandline.runtime.taskmanager.changelog.segment_uploader import SegmentUploader
 from strandline.runtime.taskmanager.changelog.shared import Shared
@@ -121,7 +121,7 @@ class SegmentQueue:
                 if segment.file is not None:
                     self._shared.files.void(segment.file)
 
-    def wait_until_durable(self, sealed: Iterable[Sealed]) -> dict[Subtask, tuple[bool, StateFile | None]]:
+    def wait_until_durable(self, sealed: Iterable[Sealed]) -> dict[Subtask, SegmentUpload]:
         """Wait until the segments of a batch are durable, or their upload has failed.
 
         Returns for each subtask whether its segment is durable, and its file (None for an empty segment). Goes on
@@ -140,7 +140,7 @@ class SegmentQueue:
                     break
                 log.warning("%d bytes of the changelog are not durable: processing waits for storage", failed)
             self.wait_ms += (time.monotonic() - started) * 1000
-            return {segment.subtask: (segment.durable, segment.file) for segment in segments}
+            return {segment.subtask: SegmentUpload(segment.durable, segment.file) for segment in segments}
 
     def persist(self, segments: Sequence[QueuedSegment]) -> None:
         """Try to upload `segments`; returns when every one is durable or has failed. The caller holds the lock."""

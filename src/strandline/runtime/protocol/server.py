@@ -1,0 +1,110 @@
+"""The server of a process: answers the calls of one calls class, and exchanges of rows, to callers with the secret."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.flight as flight
+
+from strandline.errors import StaleAttemptError, StrandlineError
+from strandline.runtime.protocol.address import Address, host_identity
+from strandline.runtime.protocol.calls import SECRET_HEADER, declared_calls, request_decoder, terms_of
+from strandline.runtime.protocol.failures import flight_error
+
+log = logging.getLogger(__name__)
+
+Exchange = Callable[[Any, bytes, Any, Any], None]
+"""Serves one exchange of rows: Flight's context, the command, a reader and a writer."""
+
+
+class _CheckSecret(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no stubs
+    def __init__(self, secret: str) -> None:
+        super().__init__()
+        self._secret = secret
+
+    def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
+        given = headers.get(SECRET_HEADER, [""])[0]
+        if not hmac.compare_digest(str(given), self._secret):
+            raise flight.FlightUnauthenticatedError("this call does not carry the run's secret")
+
+
+class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no stubs
+    def __init__(self, location: str, server: Server, secret: str) -> None:
+        super().__init__(location, middleware={"secret": _CheckSecret(secret)})
+        self._server = server
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        try:
+            return [self._server.answer(action.type, action.body.to_pybytes())]
+        except Exception as error:
+            if not isinstance(error, StrandlineError):
+                log.exception("call %s failed", action.type)
+            raise flight_error(error) from error
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        try:
+            self._server.exchange(context, descriptor.command, reader, writer)
+        except flight.FlightError:
+            raise
+        except Exception as error:
+            if not isinstance(error, StrandlineError):
+                log.exception("exchange failed")
+            raise flight_error(error) from error
+
+
+class Server:
+    """Serves the calls that `interface` declares, which `process` implements, on TCP and on a Unix socket."""
+
+    def __init__(
+        self,
+        secret: str,
+        interface: type,
+        process: object,
+        *,
+        run_id: str,
+        generation: Callable[[], int],
+        bind_host: str,
+        unix_path: str,
+        advertise_host: str | None = None,
+        exchange: Exchange | None = None,
+    ) -> None:
+        self._run_id = run_id
+        self._generation = generation
+        self._exchange = exchange
+        self._calls = {name: (declared, getattr(process, name)) for name, declared in declared_calls(interface).items()}
+        Path(unix_path).parent.mkdir(parents=True, exist_ok=True)
+        Path(unix_path).unlink(missing_ok=True)
+        self._tcp = _FlightServer(f"grpc://{bind_host}:0", self, secret)
+        self._unix = _FlightServer(f"grpc+unix://{unix_path}", self, secret)
+        # They answer from here on. `serve` is not called: it would take Ctrl-C and SIGTERM away from the process.
+        self.address = Address(host_identity(), unix_path, advertise_host or bind_host, self._tcp.port)
+
+    def answer(self, name: str, body: bytes) -> bytes:
+        """The encoded response to an encoded request. Raises what the call raises."""
+        if name not in self._calls:
+            raise StrandlineError(f"unknown call {name!r}")
+        declared, method = self._calls[name]
+        envelope = request_decoder(declared).decode(body)
+        if envelope.run_id != self._run_id:
+            raise StaleAttemptError(f"{name}: the caller belongs to run {envelope.run_id}, not to {self._run_id}")
+        if terms_of(declared).fenced and envelope.generation < (current := self._generation()):
+            raise StaleAttemptError(
+                f"{name}: the caller is of generation {envelope.generation}, but generation {current} has begun"
+            )
+        return msgspec.msgpack.encode(method(envelope.request))
+
+    def exchange(self, context: Any, command: bytes, reader: Any, writer: Any) -> None:
+        """Serves one exchange of rows."""
+        if self._exchange is None:
+            raise StrandlineError("no data is exchanged with this process")
+        self._exchange(context, command, reader, writer)
+
+    def close(self) -> None:
+        for server in (self._tcp, self._unix):
+            server.shutdown()
+        Path(self.address.unix_path).unlink(missing_ok=True)

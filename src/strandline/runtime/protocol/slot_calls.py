@@ -1,0 +1,209 @@
+"""The calls that a slot answers. Its task manager makes them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import msgspec
+
+from strandline.operators.base import TimeMode
+from strandline.runtime.protocol.address import Address
+from strandline.runtime.protocol.calls import LONG, QUICK, Client, Nothing, call
+from strandline.runtime.protocol.failures import Failure
+from strandline.runtime.protocol.messages import BatchTime, Rebuilt, Sealed, SnapshotReport
+
+NextTimers = dict[TimeMode, int]
+"""When the operators of a slot next have something to do without rows: the earliest time on each clock."""
+
+
+class BatchFailure(msgspec.Struct, frozen=True):
+    """The failure of a slot's work on a batch."""
+
+    batch: int
+    round: int
+    failure: Failure
+
+
+class SlotStatus(msgspec.Struct, frozen=True):
+    """Where a slot stands."""
+
+    incarnation: int
+    prepared: dict[str, tuple[int, int] | None]
+    """The batch and round that each operator has prepared."""
+    sealed: list[Sealed]
+    """The segments of what is prepared."""
+    committed: dict[str, int]
+    """The last committed batch of each operator."""
+    failure: BatchFailure | None
+
+
+class OperatorFigures(msgspec.Struct, frozen=True):
+    """What one operator has done in a slot, and what its state takes up."""
+
+    rows: int
+    late_rows: int
+    state_bytes: int
+    memory_bytes: int
+
+
+class SlotFigures(msgspec.Struct, frozen=True):
+    """What each operator has done and holds, and what the slot's state takes of its memory."""
+
+    operators: dict[str, OperatorFigures]
+    budget_bytes: int
+    used_bytes: int
+
+
+class BatchRound(msgspec.Struct, frozen=True):
+    """One round of one batch."""
+
+    batch: int
+    round: int
+
+
+class PrepareEmpty(msgspec.Struct, frozen=True):
+    """Asks for the preparation of operators that Spark did not call in a round."""
+
+    batch: int
+    round: int
+    time: BatchTime
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """The decision that a batch is part of the state."""
+
+    batch: int
+
+
+class Query(msgspec.Struct, frozen=True):
+    """Asks for the state of one key."""
+
+    operator: str
+    state: str
+    key: bytes
+    """Pickled."""
+
+
+class Freeze(msgspec.Struct, frozen=True):
+    """Asks for a snapshot of the committed state, known by `checkpoint` from then on."""
+
+    checkpoint: int
+    canonical: bool | None = None
+    """For a savepoint: whether in the form that every backend reads. None: for a checkpoint."""
+
+
+class SnapshotRef(msgspec.Struct, frozen=True):
+    """Names a snapshot that was asked for."""
+
+    checkpoint: int
+
+
+class SlotReady(msgspec.Struct, frozen=True, tag="ready"):
+    """What a slot process says on its standard output once its state is open."""
+
+    address: Address
+    states: dict[str, list[dict[str, object]]]
+    """What each operator keeps, as checkpoints describe it."""
+    rebuilt: list[Rebuilt]
+
+
+class SlotFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """What a slot process says instead if it cannot start."""
+
+    failure: Failure
+
+
+class SlotCalls(ABC):
+    """What a slot can be asked to do."""
+
+    @call(deadline=QUICK, repeatable=True)
+    @abstractmethod
+    def status(self, request: Nothing) -> SlotStatus:
+        """Where the slot stands."""
+
+    @call(deadline=QUICK, repeatable=True)
+    @abstractmethod
+    def figures(self, request: Nothing) -> SlotFigures:
+        """What the slot has done and holds."""
+
+    @call(deadline=10.0, repeatable=True)
+    @abstractmethod
+    def query(self, request: Query) -> bytes:
+        """The state of one key, pickled; empty if the key is not of this slot."""
+
+    @call(deadline=LONG, repeatable=True)
+    @abstractmethod
+    def prepare_empty(self, request: PrepareEmpty) -> None:
+        """Prepares the operators that Spark did not call: for them the batch had no rows."""
+
+    @call(deadline=LONG, repeatable=True)
+    @abstractmethod
+    def discard(self, request: BatchRound) -> None:
+        """Begins a round: what was prepared for the batch is void, and attempts of older rounds are refused."""
+
+    @call(deadline=LONG, repeatable=True)
+    @abstractmethod
+    def commit(self, request: Commit) -> NextTimers:
+        """Makes the prepared batch the state of all operators."""
+
+    @call(deadline=LONG, repeatable=True)
+    @abstractmethod
+    def compact(self, request: Nothing) -> None:
+        """Makes the state small on disk, for a snapshot that many checkpoints will name."""
+
+    @call(deadline=LONG, repeatable=False)
+    @abstractmethod
+    def freeze(self, request: Freeze) -> None:
+        """Takes a snapshot of the committed state; its files are written in the background."""
+
+    @call(deadline=LONG, repeatable=True)
+    @abstractmethod
+    def report(self, request: SnapshotRef) -> list[SnapshotReport]:
+        """The files of a snapshot, once they are all on disk."""
+
+    @call(deadline=LONG, repeatable=True)
+    @abstractmethod
+    def release(self, request: SnapshotRef) -> None:
+        """Lets a snapshot's files go, unless they are the newest local ones."""
+
+    @call(deadline=2.0, repeatable=True, fenced=False)
+    @abstractmethod
+    def stop(self, request: Nothing) -> None:
+        """Ends the process, after its answer."""
+
+
+class SlotClient(Client, SlotCalls):
+    """Calls a slot."""
+
+    def status(self, request: Nothing) -> SlotStatus:
+        return self.carry_out(SlotCalls.status, request)
+
+    def figures(self, request: Nothing) -> SlotFigures:
+        return self.carry_out(SlotCalls.figures, request)
+
+    def query(self, request: Query) -> bytes:
+        return self.carry_out(SlotCalls.query, request)
+
+    def prepare_empty(self, request: PrepareEmpty) -> None:
+        return self.carry_out(SlotCalls.prepare_empty, request)
+
+    def discard(self, request: BatchRound) -> None:
+        return self.carry_out(SlotCalls.discard, request)
+
+    def commit(self, request: Commit) -> NextTimers:
+        return self.carry_out(SlotCalls.commit, request)
+
+    def compact(self, request: Nothing) -> None:
+        return self.carry_out(SlotCalls.compact, request)
+
+    def freeze(self, request: Freeze) -> None:
+        return self.carry_out(SlotCalls.freeze, request)
+
+    def report(self, request: SnapshotRef) -> list[SnapshotReport]:
+        return self.carry_out(SlotCalls.report, request)
+
+    def release(self, request: SnapshotRef) -> None:
+        return self.carry_out(SlotCalls.release, request)
+
+    def stop(self, request: Nothing) -> None:
+        return self.carry_out(SlotCalls.stop, request)

@@ -1,0 +1,451 @@
+"""Calls between processes: with the secret or not at all, and errors arrive as what they are."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from strandline import errors
+from strandline.errors import AuthenticationError, SlotLostError, StrandlineError
+from strandline.runtime.protocol.address import Address, host_identity
+from strandline.runtime.protocol.calls import NOTHING, Client, Nothing, call, declared_calls, request_decoder
+from strandline.runtime.protocol.coordinator_calls import CoordinatorCalls, CoordinatorClient
+from strandline.runtime.protocol.failures import Failure, translate
+from strandline.runtime.protocol.server import Server
+from strandline.runtime.protocol.slot_calls import SlotCalls, SlotClient
+from strandline.runtime.protocol.taskmanager_calls import TaskManagerCalls, TaskManagerClient
+from tests.waiting import wait_until
+
+RUN, GENERATION = "the run", 3
+SECRET = "the run's secret"
+ROWS = pa.RecordBatch.from_pydict({"x": [1, 2, 3]})
+HOWS = ["tcp", "unix"]
+
+ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, StrandlineError)]
+
+
+class Text(msgspec.Struct, frozen=True):
+    """A request."""
+
+    value: str
+    pairs: dict[int, tuple[str, bytes | None]] = {}
+
+
+ONE = Text("1")
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """Asks for an answer that takes its time."""
+
+    seconds: float
+    patience: float
+
+
+class Calls(ABC):
+    """What is asked here."""
+
+    @call(deadline=5.0, repeatable=True)
+    @abstractmethod
+    def echo(self, request: Text) -> Text: ...
+
+    @call(deadline=5.0, repeatable=False)
+    @abstractmethod
+    def fail(self, request: Text) -> None: ...
+
+    @call(deadline=5.0, repeatable=False)
+    @abstractmethod
+    def crash(self, request: Nothing) -> None: ...
+
+    @call(deadline=lambda request: request.patience, repeatable=True)
+    @abstractmethod
+    def sleep(self, request: Pause) -> None: ...
+
+    @call(deadline=lambda request: request.patience, repeatable=False)
+    @abstractmethod
+    def doze(self, request: Pause) -> None: ...
+
+    @call(deadline=5.0, repeatable=True, fenced=False)
+    @abstractmethod
+    def greet(self, request: Nothing) -> str: ...
+
+
+class CallsClient(Client, Calls):
+    """Calls it."""
+
+    def echo(self, request: Text) -> Text:
+        return self.carry_out(Calls.echo, request)
+
+    def fail(self, request: Text) -> None:
+        return self.carry_out(Calls.fail, request)
+
+    def crash(self, request: Nothing) -> None:
+        return self.carry_out(Calls.crash, request)
+
+    def sleep(self, request: Pause) -> None:
+        return self.carry_out(Calls.sleep, request)
+
+    def doze(self, request: Pause) -> None:
+        return self.carry_out(Calls.doze, request)
+
+    def greet(self, request: Nothing) -> str:
+        return self.carry_out(Calls.greet, request)
+
+
+class Process(Calls):
+    """What a process of a run serves here: an echo, errors of every class, and an exchange that gives rows back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.calls: list[str] = []
+        self.server = Server(
+            SECRET,
+            Calls,
+            self,
+            run_id=RUN,
+            generation=lambda: GENERATION,
+            bind_host="127.0.0.1",
+            unix_path=str(folder / "p.sock"),
+            exchange=self.exchange,
+        )
+
+    def echo(self, request: Text) -> Text:
+        self.calls.append("echo")
+        return request
+
+    def fail(self, request: Text) -> None:
+        self.calls.append("fail")
+        raise getattr(errors, request.value)(f"subtask 3: {request.value} äöü\nsecond line")
+
+    def crash(self, request: Nothing) -> None:
+        raise KeyError("a bug")
+
+    def sleep(self, request: Pause) -> None:
+        self.calls.append("sleep")
+        time.sleep(request.seconds)
+
+    def doze(self, request: Pause) -> None:
+        self.calls.append("doze")
+        time.sleep(request.seconds)
+
+    def greet(self, request: Nothing) -> str:
+        return "hello"
+
+    def exchange(self, _context: Any, command: bytes, reader: Any, writer: Any) -> None:
+        self.calls.append("exchange")
+        if command == b"fail":
+            raise errors.UserCodeError("the user's own fault")
+        writer.begin(ROWS.schema)
+        for chunk in reader:
+            writer.write_batch(chunk.data)
+
+    def address(self, how: str) -> Address:
+        """As a caller on this host sees it, or one elsewhere."""
+        return (
+            self.server.address if how == "unix" else msgspec.structs.replace(self.server.address, host_id="elsewhere")
+        )
+
+
+def client_of(address: Address, secret: str = SECRET, run: str = RUN, generation: int = GENERATION) -> CallsClient:
+    return CallsClient(address, secret, run, lambda: generation)
+
+
+@pytest.fixture
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    process = Process(tmp_path_factory.mktemp("w"))
+    yield process
+    process.server.close()
+
+
+class Relayed:
+    """A TCP port in front of a server, whose connections a test can cut."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Relayed:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._listener.close()
+        self.cut()
+
+    def address(self, address: Address) -> Address:
+        return msgspec.structs.replace(address, host_id="elsewhere", port=self._listener.getsockname()[1])
+
+    def cut(self) -> None:
+        """Break every connection, as a network does; new ones work."""
+        for one in self._open:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self._open.clear()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                caller, _where = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+                self._open += [caller, server]
+                for source, target in ((caller, server), (server, caller)):
+                    threading.Thread(target=_pump, args=(source, target), daemon=True).start()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_RDWR)
+
+
+def give_and_take(client: Client, command: bytes = b"") -> list[pa.RecordBatch]:
+    """One exchange, as the relay makes it."""
+    try:
+        writer, reader = client.exchange(command)
+        with writer:
+            writer.begin(ROWS.schema)
+            writer.write_batch(ROWS)
+            writer.done_writing()
+            return [chunk.data for chunk in reader if chunk.data is not None]
+    except (flight.FlightError, pa.ArrowException, OSError) as error:
+        raise translate(error, "slot 0") from error
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_values_go_there_and_back(process: Process, how: str) -> None:
+    client = client_of(process.address(how))
+    for value in (Text(""), Text("zwei\n", {1: ("a", b"\x00"), -2: ("b", None)})):
+        assert client.echo(value) == value
+    assert give_and_take(client)[0].equals(ROWS)
+    client.close()
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("secret", ["", "wrong", SECRET[:-1], SECRET + "!", SECRET.upper()])
+def test_a_wrong_secret_is_refused(process: Process, how: str, secret: str) -> None:
+    client = client_of(process.address(how), secret)
+    with pytest.raises(AuthenticationError, match="does not carry the run's secret"):
+        client.echo(ONE)
+    with pytest.raises(AuthenticationError, match="does not carry the run's secret"):
+        give_and_take(client)
+    assert process.calls == []
+    client.close()
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_missing_secret_is_refused_for_every_kind_of_call(process: Process, how: str) -> None:
+    with flight.connect(process.address(how).location()) as stranger:
+        nothing = flight.FlightDescriptor.for_command(b"")
+        for call in (
+            lambda: list(stranger.do_action(flight.Action("echo", b"\xc0"))),
+            lambda: list(stranger.list_actions()),
+            lambda: list(stranger.list_flights()),
+            lambda: stranger.get_flight_info(nothing),
+            lambda: stranger.do_get(flight.Ticket(b"")).read_all(),
+            lambda: stranger.do_exchange(nothing)[1].read_chunk(),
+        ):
+            with pytest.raises(flight.FlightUnauthenticatedError):
+                call()
+    assert process.calls == []
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_errors_arrive_as_the_same_class_with_the_same_text(process: Process, kind: type[StrandlineError]) -> None:
+    client = client_of(process.server.address)
+    with pytest.raises(StrandlineError) as caught:
+        client.fail(Text(kind.__name__))
+    assert type(caught.value) is kind
+    assert str(caught.value) == f"subtask 3: {kind.__name__} äöü\nsecond line"
+    client.close()
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_errors_of_an_exchange_arrive_too(process: Process, how: str) -> None:
+    client = client_of(process.address(how))
+    with pytest.raises(errors.UserCodeError, match=r"^the user's own fault$"):
+        give_and_take(client, b"fail")
+    client.close()
+
+
+def test_other_exceptions_arrive_as_ours_with_their_class_in_the_text(process: Process) -> None:
+    client = client_of(process.server.address)
+    with pytest.raises(StrandlineError, match=r"^KeyError: 'a bug'$") as caught:
+        client.crash(NOTHING)
+    assert type(caught.value) is StrandlineError
+    assert client.echo(ONE) == ONE
+    client.close()
+
+
+class NewerCalls(ABC):
+    """What a later release might ask."""
+
+    @call(deadline=5.0, repeatable=True)
+    @abstractmethod
+    def dance(self, request: Nothing) -> None: ...
+
+    @call(deadline=5.0, repeatable=True)
+    @abstractmethod
+    def echo(self, request: int) -> int: ...
+
+
+def test_an_unknown_call_is_no_lost_slot(process: Process) -> None:
+    """Who takes it for one would start the slot again and again."""
+    client = client_of(process.server.address)
+    with pytest.raises(StrandlineError, match="unknown call 'dance'") as caught:
+        client.carry_out(NewerCalls.dance, NOTHING)
+    assert not isinstance(caught.value, SlotLostError)
+    client.close()
+
+
+def test_a_request_of_another_type_does_not_reach_the_process(process: Process) -> None:
+    client = client_of(process.server.address)
+    with pytest.raises(StrandlineError, match="ValidationError") as caught:
+        client.carry_out(NewerCalls.echo, 7)
+    assert not isinstance(caught.value, SlotLostError)
+    assert process.calls == []
+    client.close()
+
+
+def test_a_caller_of_another_run_is_refused(process: Process) -> None:
+    client = client_of(process.server.address, run="another run")
+    with pytest.raises(errors.StaleAttemptError, match="belongs to run another run"):
+        client.greet(NOTHING)
+    client.close()
+
+
+@pytest.mark.parametrize("generation", [GENERATION - 1, GENERATION, GENERATION + 1])
+def test_a_fenced_call_of_an_older_generation_is_refused(process: Process, generation: int) -> None:
+    client = client_of(process.server.address, generation=generation)
+    assert client.greet(NOTHING) == "hello"
+    if generation < GENERATION:
+        with pytest.raises(errors.StaleAttemptError, match="of generation 2, but generation 3 has begun"):
+            client.echo(ONE)
+        assert process.calls == []
+    else:
+        assert client.echo(ONE) == ONE
+    client.close()
+
+
+def test_a_process_without_data_says_so(tmp_path: Path) -> None:
+    server = Server(
+        SECRET,
+        Calls,
+        Process(tmp_path),
+        run_id=RUN,
+        generation=lambda: GENERATION,
+        bind_host="127.0.0.1",
+        unix_path=str(tmp_path / "s"),
+    )
+    client = client_of(server.address)
+    with pytest.raises(StrandlineError, match="no data is exchanged") as caught:
+        give_and_take(client)
+    assert not isinstance(caught.value, SlotLostError)
+    client.close()
+    server.close()
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_dead_server_is_a_lost_slot_at_once(tmp_path: Path, how: str) -> None:
+    process = Process(tmp_path)
+    client, late = client_of(process.address(how)), process.address(how)
+    assert client.echo(ONE) == ONE
+    process.server.close()
+    started = time.monotonic()
+    with pytest.raises(SlotLostError, match="no answer"):
+        client.echo(ONE)
+    with pytest.raises(SlotLostError):
+        give_and_take(client)
+    with pytest.raises(SlotLostError):
+        client_of(late).echo(ONE)
+    assert time.monotonic() - started < 3
+    client.close()
+
+
+def test_a_process_that_does_not_answer_in_time_counts_as_lost(process: Process) -> None:
+    client = client_of(process.server.address)
+    started = time.monotonic()
+    with pytest.raises(SlotLostError):
+        client.sleep(Pause(2, patience=0.3))
+    assert time.monotonic() - started < 1.8
+    client.close()
+
+
+def test_callers_on_the_same_host_use_the_socket_and_others_tcp(process: Process) -> None:
+    address = process.server.address
+    assert address.location() == f"grpc+unix://{address.unix_path}"
+    assert msgspec.structs.replace(address, host_id="elsewhere").location() == f"grpc://127.0.0.1:{address.port}"
+    assert msgspec.structs.replace(address, unix_path="/not/there").location() == f"grpc://127.0.0.1:{address.port}"
+    assert address.host_id == host_identity()
+    assert socket.gethostname() in host_identity()
+
+
+def test_a_closed_server_leaves_no_socket(tmp_path: Path) -> None:
+    process = Process(tmp_path)
+    process.server.close()
+    assert not (tmp_path / "p.sock").exists()
+
+
+def test_a_socket_that_a_dead_process_left_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "p.sock").touch()
+    process = Process(tmp_path)
+    assert client_of(process.server.address).echo(ONE) == ONE
+    process.server.close()
+
+
+def test_an_error_of_a_newer_release_is_still_an_error() -> None:
+    assert str(Failure("FutureError", "text").error()) == "text"
+    assert type(Failure("FutureError", "text").error()) is StrandlineError
+    assert type(Failure("annotations", "no error class").error()) is StrandlineError
+
+
+def test_only_a_call_that_may_be_repeated_is_made_again_when_its_connection_breaks(process: Process) -> None:
+    with Relayed(process.server.address.port) as relayed, ThreadPoolExecutor() as pool:
+        client = client_of(relayed.address(process.server.address))
+        for method, times in (("sleep", 2), ("doze", 1)):
+            answer = pool.submit(getattr(client, method), Pause(0.3, patience=10))
+            wait_until(partial(process.calls.__contains__, method))
+            relayed.cut()
+            if times == 2:
+                assert answer.result() is None
+            else:
+                with pytest.raises(SlotLostError, match="no answer"):
+                    answer.result()
+            assert process.calls.count(method) == times
+        client.close()
+
+
+def test_a_deadline_is_not_a_reason_to_repeat(process: Process) -> None:
+    client = client_of(process.server.address)
+    with pytest.raises(SlotLostError):
+        client.sleep(Pause(0.5, patience=0.1))
+    assert process.calls == ["sleep"]
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("calls", "client"),
+    [(SlotCalls, SlotClient), (TaskManagerCalls, TaskManagerClient), (CoordinatorCalls, CoordinatorClient)],
+)
+def test_every_call_declares_its_terms_and_has_a_client_method(calls: type, client: type) -> None:
+    declared = declared_calls(calls)
+    assert set(declared) == calls.__abstractmethods__  # type: ignore[attr-defined]  # an ABC has it
+    assert not client.__abstractmethods__  # type: ignore[attr-defined]
+    for name, method in declared.items():
+        assert name in vars(client)
+        request_decoder(method)  # its request and response can be decoded
+        assert get_type_hints(method).keys() == {"request", "return"}

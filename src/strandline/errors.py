@@ -18,11 +18,11 @@ class ConfigError(StrandlineError):
 
 
 class UnknownOptionError(ConfigError):
-    """An option that does not exist; the message names the nearest one that does."""
+    """An option does not exist; the message names the nearest one that does."""
 
 
 class JobDefinitionError(StrandlineError):
-    """The job graph cannot run: a missing sink, a duplicate uid, an unsupported source, a wrong column."""
+    """The job cannot run as it is described: no sink, a uid twice, an unsupported source, a wrong column."""
 
 
 class SchemaError(StrandlineError):
@@ -30,7 +30,7 @@ class SchemaError(StrandlineError):
 
 
 class UserCodeError(StrandlineError):
-    """User code raised; the message carries its traceback, the key and the batch."""
+    """User code raised an exception; the message holds its traceback, the key and the batch."""
 
 
 # --- durable storage -----------------------------------------------------------------------------
@@ -41,19 +41,19 @@ class StorageError(StrandlineError):
 
 
 class AlreadyExistsError(StorageError):
-    """A create-if-absent found something there already."""
+    """A file that had to be new exists already."""
 
 
 class NotFoundError(StorageError):
-    """A path that was expected does not exist."""
+    """A file or folder does not exist."""
 
 
 class UnknownOutcomeError(StorageError):
-    """A write may or may not have happened; read back before doing anything else."""
+    """A write may have happened or not; read the path back before you do anything else."""
 
 
 class StorageFullError(StorageError):
-    """No space left where data had to be written."""
+    """The disk or the storage has no space left."""
 
 
 # --- checkpoints ---------------------------------------------------------------------------------
@@ -64,15 +64,15 @@ class CheckpointError(StrandlineError):
 
 
 class CheckpointNotFoundError(CheckpointError):
-    """The path that should hold a checkpoint holds none."""
+    """There is no checkpoint at the path."""
 
 
 class MetadataError(CheckpointError):
-    """A `_metadata` file is damaged, truncated, or of a version this release cannot read."""
+    """A `_metadata` file is damaged, or this release cannot read its version."""
 
 
 class NewerFormatError(MetadataError):
-    """A `_metadata` file of a later release; nothing is wrong with it."""
+    """A later release wrote the `_metadata` file; the file itself is in order."""
 
 
 class DamagedFileError(CheckpointError):
@@ -84,31 +84,31 @@ class IncompatibleCheckpointError(CheckpointError):
 
 
 class DirectoryNotOursError(CheckpointError):
-    """A directory that should be empty or ours holds something else."""
+    """A directory must be empty or belong to this job, but holds something else."""
 
 
 class FencedError(CheckpointError):
-    """Another driver took this job over; this run may not complete or delete anything any more."""
+    """Another run took this job over; this run must not complete or delete anything any more."""
 
 
 # --- running -------------------------------------------------------------------------------------
 
 
 class JobFailedError(StrandlineError):
-    """The run ended with a failure that its restart strategy does not cover."""
+    """The run has ended, so the call cannot be carried out."""
 
 
 class SlotLostError(StrandlineError):
-    """A slot process is gone or cannot be reached."""
+    """A slot process has died or cannot be reached."""
 
 
 class SegmentsLostError(SlotLostError):
-    """A lost slot cannot be rebuilt from local files; the run must go back to its last checkpoint."""
+    """The changes that a lost slot needs are lost as well; the run restarts from its last completed checkpoint."""
 
 
 class StaleAttemptError(StrandlineError):
-    """A task attempt of an older generation, batch or round; its work is refused."""
+    """A task attempt belongs to an older generation, batch or round, and was refused."""
 
 
 class AuthenticationError(StrandlineError):
-    """A call without the run's secret."""
+    """A call came without the secret of the run, and was refused."""

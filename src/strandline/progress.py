@@ -1,4 +1,4 @@
-"""Progress of long work for whoever watches a terminal."""
+"""A progress bar for long calls, shown on a terminal only."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 Step = Callable[[str], None]
-"""Told what is being done next."""
+"""Is called with the name of the next step."""
 
 
 @contextmanager
 def steps(title: str, total: int) -> Iterator[Step]:
-    """A bar on standard error that moves on with every step but the first; nothing where nobody watches."""
+    """Yields a function that begins the next of `total` steps. A terminal shows the steps on standard error."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _text: None

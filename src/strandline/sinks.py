@@ -1,4 +1,4 @@
-"""Where the rows of a stream go."""
+"""Sinks: where a job writes the rows of a stream."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ParquetSink:
-    """Exactly once, into a folder of Parquet files that any reader can read.
+    """Writes rows exactly once into a folder of Parquet files that any reader can read.
 
-    Rows appear when the checkpoint that covers them completes, never before and never twice. `path` is a local folder
-    or a URL of an object store (`s3://`, `gs://`, `az://`); it must be empty, or hold this job's earlier output.
+    Rows become visible when the checkpoint that covers them completes: never earlier, and never twice.
     """
 
     path: str
+    """A local folder, or a URL of an object store: `s3://`, `gs://` or `az://`. The folder must be empty or hold
+    earlier output of this job; else `Job.start` raises `DirectoryNotOursError`."""
     compression: Literal["snappy", "zstd", "lz4", "gzip", "none"] = "snappy"
+    """The compression inside the Parquet files."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeachBatchSink:
-    """At least once, through any DataFrame writer: `function(rows, batch_id)` is called for every batch.
+    """Calls `function(rows, batch_id)` for every batch, so that any DataFrame writer can write the rows at least once.
 
-    A batch may come again, with the same id and the same rows after a retry, or with a new id and the rows regrouped
-    after a restore. The function may evaluate `rows` not at all, in part or many times: every evaluation sees the same
-    rows, and state advances once.
+    A batch may come again. After a retry it has the same id and the same rows. After a restore it has a new id, and the
+    rows may be grouped into other batches. The function may evaluate `rows` once, several times, in part or not at all:
+    every evaluation gives the same rows, and the state advances once. An exception of the function ends the run with
+    `UserCodeError`.
     """
 
     function: Callable[[DataFrame, int], None]
+    """Called in the driver with the rows of a batch as a DataFrame and the id of the batch."""
 
 
 Sink = ParquetSink | ForeachBatchSink

@@ -38,22 +38,22 @@ REQUIRED = Required.REQUIRED
 
 @dataclass(frozen=True)
 class Kind(Generic[In, Out]):
-    """A family of values: what is allowed, and how one is read. `In` is what users may write, `Out` what is stored."""
+    """A kind of values: which are allowed, and how they are read. Users write `In`; the config stores `Out`."""
 
     name: str
-    """As the reference shows it."""
+    """The name of the kind in the reference."""
     allowed: str
     """The end of the sentence "allowed: ..."."""
     parse: Callable[[object], Out]
-    """Raises `ValueError` for a value that is not allowed; it must take its own results unchanged."""
+    """Raises `ValueError` for a value that is not allowed. It returns its own results unchanged."""
     from_flink: Callable[[object], object] = lambda value: value
-    """What a value means when it stands under a Flink key."""
+    """Translates a value that is written under a Flink key."""
     secret: bool = False
-    """Whether a value must not be shown in a message."""
+    """Whether messages must not show a value."""
 
 
 class Option(Generic[In, Out]):
-    """One option of `Config`: a data descriptor that reads what is written to it, with its Flink keys and its text."""
+    """One option of `Config`: a data descriptor that checks and converts a value when it is set."""
 
     name: str
 
@@ -90,12 +90,12 @@ class Option(Generic[In, Out]):
             raise AttributeError(self.name) from None
 
     def __set__(self, instance: object, value: In) -> None:
-        # A dataclass passes the class attribute, which is this descriptor, for an argument that was left out.
+        # If an argument is left out, the dataclass passes the class attribute, which is this descriptor.
         given: object = value
         vars(instance)[self.name] = self.read(self.default if given is self else given)
 
     def read(self, value: object, key: str | None = None) -> Out:
-        """The stored form of `value`; `ConfigError` names the option, or the Flink `key` it was written under."""
+        """Returns the stored form of `value`. A `ConfigError` names the option, or the Flink `key` that set it."""
         if value is REQUIRED:
             raise ConfigError(f"{self.name} is required: {self.missing}")
         name = self.name if key is None or key == self.name else f"{key} (option {self.name})"
@@ -129,8 +129,8 @@ def option(
 ) -> Option[In, Out]:
     """Declare an option.
 
-    `keys` are its Flink keys (older spelling first), `unset` says in the reference what happens where the default is
-    None, and `missing` tells the user of a required option what to write.
+    `keys` are its Flink keys, older spellings first. `unset` says in the reference what a default of None means.
+    `missing` tells the user of a required option what to write.
     """
     return Option(default, kind, keys, doc, unset, missing)
 
@@ -286,9 +286,9 @@ FLAG: Kind[bool, bool] = Kind("bool", "true or false", _parse_flag)
 
 
 def choice(*values: str, also: Mapping[str, str] | None = None) -> Kind[str, str]:
-    """One of `values`, in any case; `also` gives other spellings, in lower case.
+    """One of `values`, in upper or lower case; `also` gives other spellings, in lower case.
 
-    Of a Java class only the last name counts.
+    The name of a Java class is read without its package.
     """
     spellings = {value: value for value in values} | dict(also or {})
 

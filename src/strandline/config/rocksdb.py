@@ -1,4 +1,4 @@
-"""How RocksDB is set up for keyed state: point reads of small values, a flush at every barrier, a bounded memory."""
+"""Settings of RocksDB for keyed state: point reads of small values, a flush at every barrier, bounded memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _parse_open_files(value: object) -> int:
 
 
 def _whole(value: object) -> object:
-    """Flink counts a filter's bits as a float."""
+    """Flink writes the bits of a filter as a float."""
     text = str(value).strip()
     return text.removesuffix(".0") if isinstance(value, (str, float)) else value
 
@@ -57,7 +57,7 @@ _BITS: Kind[int, int] = Kind(
 
 
 def _setting(default: _In, kind: Kind[_In, _Out], doc: str, *, key: str = "", unset: str = "not set") -> _Out:
-    """A field that reads what is written to it; `key` is what follows `state.backend.rocksdb.` in Flink's key."""
+    """Declares a field; `key` is the part of its Flink key after `state.backend.rocksdb.`."""
     option = kinds.option(default, kind, keys=(_FLINK + key,) if key else (), doc=doc, unset=unset)
     return cast(_Out, field(default=default, metadata={"setting": option}))
 
@@ -67,7 +67,7 @@ def _setting(default: _In, kind: Kind[_In, _Out], doc: str, *, key: str = "", un
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RocksDBOptions:
-    """The settings of RocksDB that matter for state; the defaults suit many small values and frequent checkpoints.
+    """Settings of RocksDB for keyed state; the defaults suit many small values and frequent checkpoints.
 
     Sizes may be written as `"64mb"`. A wrong value is a `ConfigError` that names the field and what is allowed.
     """
@@ -116,29 +116,31 @@ class RocksDBOptions:
     filters_for_hits: bool = _setting(
         False,
         kinds.FLAG,
-        "No filters for the oldest data, which saves most of their memory: for jobs whose keys are seldom new.",
+        "Leave out the filters of the oldest data. That saves most of the filters' memory, and suits jobs whose keys "
+        "are seldom new.",
     )
     partitioned_index_filters: bool = _setting(
         False,
         kinds.FLAG,
-        "Cut indexes and filters into blocks that are cached one by one: for state much larger than memory.",
+        "Cut indexes and filters into blocks that are cached one by one. Use it for state much larger than memory.",
         key="memory.partitioned-index-filters",
     )
     metadata_block_bytes: int = _setting(
         "4kb",
         kinds.size(at_least=1 << 10, at_most=16 * _MB),
-        "Size of such a block of an index or filter.",
+        "Size of a block of an index or filter, with `partitioned_index_filters`.",
         key="block.metadata-blocksize",
     )
     compression: str = _setting(
         "lz4",
         _COMPRESSION,
-        "Compression of the files, and so of what incremental checkpoints upload.",
+        "Compression of the files. Incremental checkpoints upload the files as they are.",
     )
     compression_per_level: tuple[str, ...] = _setting(
         (),
         _COMPRESSION_LIST,
-        "Compression from level 0 downwards instead; the last one counts for all further levels.",
+        "Compression of each level, from level 0 downwards, instead of `compression`. The last entry counts for all "
+        "further levels.",
         key="compression.per.level",
     )
     bottommost_compression: str | None = _setting(
@@ -150,30 +152,30 @@ class RocksDBOptions:
     compaction: str = _setting(
         "universal",
         kinds.choice("universal", "level"),
-        "`universal` merges files of like size, so an update of a few keys does not rewrite (and upload) the whole "
-        "state every few checkpoints; `level` keeps less that was overwritten, at the price of doing just that.",
+        "`universal` merges files of similar size, so that an update of a few keys does not rewrite and upload the "
+        "whole state every few checkpoints. `level` keeps less overwritten data, and rewrites more.",
         key="compaction.style",
     )
     level0_files: int = _setting(
         8,
         kinds.integer(1, 1000),
-        "How many flushed files may wait: a barrier flushes a small one each time, and merging them is what costs. "
-        "Writes slow down at 3 times and stop at 5 times as many.",
+        "How many flushed files may wait for a merge. Every barrier flushes a small file, and merging files is what "
+        "costs time. Writes slow down at 3 times and stop at 5 times as many files.",
     )
     space_amplification_percent: int = _setting(
         50,
         kinds.integer(1, 10_000),
-        "How much overwritten data may wait, relative to the state, before everything is merged (universal only).",
+        "How much overwritten data may exist, relative to the state, before everything is merged (universal only).",
     )
     size_ratio_percent: int = _setting(
         1,
         kinds.integer(0, 1000),
-        "How much larger the next file may be than those before it together to be merged with them (universal only).",
+        "A file is merged with those before it if it is at most this much larger than all of them (universal only).",
     )
     min_merge_files: int = _setting(
         2,
         kinds.integer(2, 1000),
-        "How many files of like size are merged at the least; not more than `level0_files` (universal only).",
+        "The least number of files of similar size in a merge; at most `level0_files` (universal only).",
     )
     level_base_bytes: int = _setting(
         "128mb",
@@ -187,7 +189,7 @@ class RocksDBOptions:
     dynamic_level_bytes: bool = _setting(
         True,
         kinds.FLAG,
-        "Size the levels by the last one, so that little overwritten data is kept (level only).",
+        "Derive the sizes of the levels from the last one, so that little overwritten data is kept (level only).",
         key="compaction.level.use-dynamic-size",
     )
     target_file_bytes: int = _setting(
@@ -199,8 +201,8 @@ class RocksDBOptions:
     deletion_ratio: float = _setting(
         0.0,
         kinds.number(0.0, 1.0),
-        "A file with more deletions than this part of its entries is compacted soon; 0: only when its turn comes. For "
-        "state that is purged (time to live, timers, windows), where scans meet deletions.",
+        "A file is compacted soon if more than this part of its entries are deletions; 0 turns this off. Use it for "
+        "state that is purged by time to live, timers or windows, because deletions slow scans down.",
     )
     background_jobs: int = _setting(
         2,
@@ -223,19 +225,19 @@ class RocksDBOptions:
     bytes_per_sync: int = _setting(
         0,
         kinds.size(at_least=0, at_most=_GB),
-        "Have written files go to disk every so many bytes, instead of all at once at their end; 0: at once.",
+        "Flush a file to disk after every so many written bytes; 0 flushes it once, at its end.",
     )
     open_files: int = _setting(
         500,
         _OPEN_FILES,
-        "How many files of one database may be open; -1 for all, which is faster and takes memory beside the budget.",
+        "How many files of one database may be open; -1 opens all. That is faster and takes memory outside the budget.",
         key="files.open",
     )
     skip_stats_on_open: bool = _setting(
         False,
         kinds.FLAG,
-        "Do not read statistics from files when a database opens: a large state is restored sooner, and the first "
-        "compactions choose less well.",
+        "Do not read statistics from files when a database opens. A large state is restored sooner, but the first "
+        "compactions choose their files less well.",
     )
 
     def __post_init__(self) -> None:
@@ -248,17 +250,18 @@ class RocksDBOptions:
             )
         if self.compaction == "universal" and self.min_merge_files > max(2, self.level0_files):
             raise ConfigError(
-                f"rocksdb.min_merge_files = {self.min_merge_files} would let writes stop for good before so many files "
-                f"are there to be merged; allowed: 2, or up to rocksdb.level0_files = {self.level0_files}"
+                f"rocksdb.min_merge_files = {self.min_merge_files} would stop writes for good, because writes "
+                f"stop before so many files exist; allowed: 2, or up to rocksdb.level0_files = {self.level0_files}"
             )
 
     @classmethod
     def profile(cls, name: str) -> Self:
-        """One of the sets of options that Flink has, too: `default`, `spinning-disk`, `spinning-disk-high-memory` and
-        `ssd`; Flink's own names are taken as well.
+        """Returns the options of a profile: `default`, `spinning-disk`, `spinning-disk-high-memory` or `ssd`.
 
-        `default` is for frequent checkpoints. The others change it as Flink's change RocksDB's defaults; cache and
-        write buffers stay within `state_memory` in all of them.
+        Flink's names of these profiles work as well. `default` suits frequent checkpoints. The other profiles make the
+        changes that Flink's profiles make. In every profile, cache and write buffers stay within `state_memory`.
+
+        Raises `ConfigError` for an unknown name.
         """
         try:
             return cls(**PROFILES[_PROFILE.parse(name)])
@@ -267,9 +270,10 @@ class RocksDBOptions:
 
     @classmethod
     def of(cls, value: object) -> Self:
-        """Options from what a user may write: themselves, a profile's name, or a mapping of fields.
+        """Returns options from a `RocksDBOptions`, the name of a profile, or a mapping of fields to values.
 
-        A mapping may name a `profile` to begin with. Raises `ValueError` for any other type.
+        A mapping may name a `profile` to begin with. Raises `ConfigError` for a wrong name or value, and `ValueError`
+        for any other type.
         """
         if isinstance(value, cls):
             return value
@@ -285,13 +289,13 @@ class RocksDBOptions:
         return replace(cls.profile(value.get("profile", "default")), **changes)
 
     def to_mapping(self) -> dict[str, Any]:
-        """The fields with plain JSON values; `of` gives equal options back."""
+        """Returns the fields with plain JSON values; `of` gives equal options back."""
         values = {name: getattr(self, name) for name in SETTINGS}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 SETTINGS: Final[Mapping[str, Option[object, object]]] = {f.name: f.metadata["setting"] for f in fields(RocksDBOptions)}
-"""Every field's description by its name; errors call it `rocksdb.` and that name."""
+"""The option behind every field, by the name of the field. Errors name the option `rocksdb.` and that name."""
 for _name, _option in SETTINGS.items():
     _option.__set_name__(RocksDBOptions, f"rocksdb.{_name}")
 
@@ -310,7 +314,7 @@ PROFILES: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "ssd": {"background_jobs": 4, "open_files": -1},
 }
-"""What each profile changes."""
+"""The fields that each profile changes."""
 _PROFILE: Final = kinds.choice(
     *PROFILES,
     also={

@@ -1,5 +1,5 @@
-"""Keyed state: the ordered bytes of one operator subtask, what a batch changed in them, and their snapshots.
+"""Keyed state: how it is coded, kept in a backend, changed by a batch, and given to user code as handles.
 
-Backends live here behind one ABC, with the change set, the segment and the snapshot formats.
+Import direction: handles → batch → backends; `coding` and the modules in this folder serve all of them.
 Operators, runtime, testing and job may import it; it imports only `config`, `pyspark_releases` and `errors`.
 """

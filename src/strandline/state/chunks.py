@@ -1,4 +1,4 @@
-"""Entries in chunks: large enough to be fast, small enough that a few of them always fit in memory."""
+"""Splits streams of entries into chunks that are fast to process and small enough for memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ V = TypeVar("V", bytes, bytes | None)
 
 
 def grouped(things: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """Things that follow each other, put together up to `limit`; a larger one is alone."""
+    """Consecutive things in groups of at most `limit` in total size. A thing larger than `limit` is alone."""
     group: list[T] = []
     total = 0
     for thing in things:
@@ -28,7 +28,7 @@ def grouped(things: Iterable[T], size: Callable[[T], int], limit: int) -> Iterat
 
 
 def chunked(entries: Iterable[tuple[bytes, V]]) -> Iterator[tuple[list[bytes], list[V]]]:
-    """Cut a stream of entries; a chunk ends with the entry that fills it."""
+    """Split a stream of entries into chunks. A chunk ends with the entry that reaches a limit."""
     keys: list[bytes] = []
     values: list[V] = []
     size = 0
@@ -44,7 +44,7 @@ def chunked(entries: Iterable[tuple[bytes, V]]) -> Iterator[tuple[list[bytes], l
 
 
 def halved(keys: list[bytes], values: list[V]) -> Iterator[tuple[list[bytes], list[V]]]:
-    """Halve a chunk that may hold large values until each part is small enough, or one entry."""
+    """Split a chunk with large values in halves until every part is small enough or has one entry."""
     size = sum(map(len, keys)) + sum(map(len, filter(None, values)))
     if size <= CHUNK_BYTES or len(keys) == 1:
         yield keys, values

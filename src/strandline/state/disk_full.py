@@ -1,4 +1,4 @@
-"""A full local disk, whichever library noticed it, becomes one error that names the folder."""
+"""Turns the errors of every library about a full local disk into one error that names the folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIGNS = ("no space left on device", "disk quota exceeded")
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether `error` says that a disk or a quota is used up; RocksDB and Arrow tell it in their message only."""
+    """Whether `error` means that a disk or a quota is full. RocksDB and Arrow only say so in their message."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     message = str(error).lower()
@@ -22,7 +22,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 @contextmanager
 def disk_full_error(folder: Path) -> Iterator[None]:
-    """Raise `StorageFullError` for `folder` when the block fails because its disk is full; other errors pass."""
+    """Raise `StorageFullError` for `folder` if the block fails because the disk is full. Other errors pass."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Keys in ascending order that can grow by a few at a time, or by many, at logarithmic cost."""
+"""An index of keys in ascending order that takes new keys, few or many, at logarithmic cost."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _FEW: Final = 32
 
 
 class SortedRuns:
-    """Sorted lists of falling length, merged like the digits of a binary counter.
+    """Sorted lists of decreasing length, merged like the digits of a binary counter.
 
-    A plain sorted list would be sorted anew, or moved, at every scan that follows a few puts. Here a key is moved
-    log2(n) times in all, and a look-up is one bisection per run. A few keys are inserted into a short list first, where
-    that is cheap. A key that is added twice is found twice.
+    A single sorted list would be sorted again, or moved in memory, at every scan that follows a few puts. Here each key
+    is moved log2(n) times in total, and a look-up needs one bisection per list. A few keys are first inserted into a
+    short list, which is cheap. A key that is added twice is found twice.
     """
 
     __slots__ = ("_runs", "_young")
@@ -25,7 +25,7 @@ class SortedRuns:
         self._young: list[bytes] = []
 
     def add(self, keys: Iterable[bytes]) -> None:
-        """Take in more keys, in any order."""
+        """Add keys in any order."""
         fresh = list(keys)
         young = self._young
         if len(fresh) <= _FEW:
@@ -58,6 +58,6 @@ class SortedRuns:
         return found
 
     def clear(self) -> None:
-        """Forget all keys."""
+        """Remove all keys."""
         self._runs = []
         self._young = []

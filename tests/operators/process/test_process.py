@@ -382,7 +382,7 @@ def test_a_state_name_is_used_once_and_must_be_plain(slot: Make) -> None:
 
     with pytest.raises(JobDefinitionError, match="declares the state 'x' twice"):
         slot(operator_of(lambda *_: None, twice))
-    with pytest.raises(JobDefinitionError, match="no name for a state"):
+    with pytest.raises(JobDefinitionError, match="cannot be the name of a state"):
         slot(operator_of(lambda *_: None, lambda self, context: context.value_state("a b", "long")))
 
 

@@ -288,7 +288,7 @@ def test_a_check_opens_a_copy_and_knows_the_states() -> None:
 @pytest.mark.parametrize(
     ("declare", "told"),
     [
-        (lambda c: c.value_state("a b", "long"), "no name for a state"),
+        (lambda c: c.value_state("a b", "long"), "cannot be the name of a state"),
         (lambda c: c.value_state("__sl_x", "long"), "names that begin with '__sl_'"),
         (lambda c: [c.value_state("x", "long"), c.map_state("x", "long", "long")], "declares the state 'x' twice"),
         (lambda c: c.value_state("x", "n lang"), "state 'x' of operator 'visits': cannot read the schema"),

@@ -238,7 +238,7 @@ def test_descriptors_go_through_metadata() -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 65, "é", "a/b", "a\0"])
 def test_a_state_name_must_be_plain(name: str) -> None:
-    with pytest.raises(JobDefinitionError, match="no name for a state"):
+    with pytest.raises(JobDefinitionError, match="cannot be the name of a state"):
         StateDescriptor(name, "value", "n long")
 
 

@@ -1,4 +1,4 @@
-"""State backends: where the bytes of a subtask's state are kept, and how they are frozen and restored.
+"""State backends: they keep the bytes of a subtask's state, take snapshots and restore them.
 
-Slots and `operators/schema_evolution` import it; all other operators see a backend only through `state/batch`.
+Slots, `testing` and `operators/schema_evolution` import it. Other operators use a backend through `state/batch`.
 """

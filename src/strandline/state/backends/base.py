@@ -1,4 +1,4 @@
-"""The state backend: an ordered store of bytes for one operator's subtask, which moves only by whole batches."""
+"""The abstract state backend: an ordered store of bytes for one operator's subtask, changed only by whole batches."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ class SnapshotFile:
     """One local file of a snapshot, ready to be uploaded."""
 
     name: str
-    """The name the file must have again when the snapshot is restored (`000015.sst`, `MANIFEST-000004`)."""
+    """The name that the file must have when the snapshot is restored (`000015.sst`, `MANIFEST-000004`)."""
     path: Path
     size: int
     identity: str
-    """Names the bytes: two files with one identity are equal wherever they are. Never a file name alone."""
+    """A name for the bytes: two files with the same identity have the same content. A file name alone is not enough."""
     shared: bool
-    """Immutable, and likely to be part of later snapshots too (an SST of an incremental snapshot)."""
+    """Whether the file is immutable and later snapshots may contain it too, as an SST of an incremental snapshot."""
 
 
 class Snapshot(ABC):
-    """A frozen view of a backend at a barrier. Taking it was the synchronous part; `write` is the rest."""
+    """A frozen view of a backend at a barrier. Taking it is the synchronous part, `write` is the asynchronous part."""
 
     @abstractmethod
     def write(self) -> list[SnapshotFile]:
-        """Put whatever is not on disk yet into files; called from another thread, beside the next batch."""
+        """Write everything that is not on disk yet to files. Runs in another thread, beside the next batch."""
 
     @abstractmethod
     def release(self) -> None:
-        """Forget the snapshot and delete its local files. May be called more than once."""
+        """Delete the local files of the snapshot. May be called more than once."""
 
 
 class StateBackend(ABC):
-    """Sorted bytes to bytes. Reads may come from several threads; `apply` and `snapshot` never overlap.
+    """A sorted map from bytes to bytes. Several threads may read. `apply` and `snapshot` never run at the same time.
 
     Keys start with the key group (two bytes, big endian), so that a range of key groups is a range of keys.
     """
@@ -47,7 +47,7 @@ class StateBackend(ABC):
 
     @abstractmethod
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of `keys`, None where there is none. Fastest when `keys` are in ascending order."""
+        """The values of `keys`, None for a missing key. Fastest if `keys` are in ascending order."""
 
     def get(self, key: bytes) -> bytes | None:
         """The value of one key, or None."""
@@ -59,7 +59,7 @@ class StateBackend(ABC):
 
     @abstractmethod
     def apply(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Put every pair; None deletes. A segment may come in several calls."""
+        """Put every pair; the value None deletes the key. A segment may be applied in several calls."""
 
     def delete_between(self, start: bytes, end: bytes) -> None:
         """Delete all entries with start <= key < end."""
@@ -68,29 +68,29 @@ class StateBackend(ABC):
 
     @abstractmethod
     def snapshot(self, directory: Path, *, full: bool = False) -> Snapshot:
-        """Freeze the present contents; `directory` (absent so far) is for the snapshot's files.
+        """Freeze the current content. `directory`, which does not exist yet, takes the files of the snapshot.
 
-        A `full` snapshot can be restored by every backend, whatever the backend's usual ones are like.
+        Every backend can restore a `full` snapshot, whatever format its own snapshots have.
         """
 
     def load(self, chunks: Iterable[tuple[list[bytes], list[bytes]]], scratch: Path) -> None:
-        """Add many entries, which come in ascending order of keys; `scratch` is a folder for a moment's use."""
+        """Add many entries, in ascending key order. Temporary files go into the folder `scratch`."""
         for keys, values in chunks:
             self.apply(keys, values)
 
-    def tidy(self) -> None:  # noqa: B027 - most have nothing to do
-        """Get rid of what was deleted, if that is much: snapshots that follow are smaller, and scans faster.
+    def tidy(self) -> None:  # noqa: B027 - a backend may have nothing to do
+        """Free the space of deleted entries if there are many, so that snapshots get smaller and scans faster.
 
-        May take a while; everything else may go on meanwhile.
+        May take long. All other methods may be called in the meantime.
         """
 
     @abstractmethod
     def size_bytes(self) -> int:
-        """Roughly what the live state takes up, on disk and in memory."""
+        """The approximate size of the live state, on disk and in memory."""
 
     @abstractmethod
     def memory_bytes(self) -> int:
-        """What the backend holds in memory now."""
+        """The memory that the backend uses now."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Opens a backend, empty or as a snapshot left it, whichever backend took that snapshot."""
+"""Opens a backend, empty or from a snapshot of any backend."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DEFAULT_OPTIONS: Final = RocksDBOptions()
 
 
 class RestoredFile(NamedTuple):
-    """A file of a snapshot, on the local disk again."""
+    """A file of a snapshot that was brought back to the local disk."""
 
     name: str
     path: Path
@@ -46,17 +46,17 @@ def open_backend(
     options: RocksDBOptions = _DEFAULT_OPTIONS,
     tune: Tune | None = None,
 ) -> StateBackend:
-    """A backend of `kind` in `directory`, empty or with the state of `restored_files`; what was there is replaced.
+    """Open a backend of `kind` in `directory`, empty or with the state of `restored_files`. Old content is deleted.
 
-    A full snapshot opens in either backend, and so does an incremental one; only RocksDB opens the latter in place and
-    goes on sharing its files. With `key_groups` the rest of the restored state is dropped. The restored files stay as
-    they are. `options` and `tune` are those of `RocksDBBackend`. Raises `DamagedFileError` when the files cannot be
-    used, `StorageFullError` when the disk is full.
+    Both backends open full and incremental snapshots. Only RocksDB opens an incremental snapshot in place and keeps
+    sharing its files. With `key_groups`, only the entries of these groups are kept. The restored files do not change.
+    `options` and `tune` are those of `RocksDBBackend`. Raises `DamagedFileError` if the files cannot be used, and
+    `StorageFullError` if the disk is full.
     """
     if kind not in BACKENDS:
         raise ConfigError(f"state_backend is {kind!r}; it must be one of {', '.join(BACKENDS)}")
     if any(file.path.is_relative_to(directory) for file in restored_files):
-        raise DirectoryNotOursError(f"{directory} is replaced by the opened state; restored files must be elsewhere")
+        raise DirectoryNotOursError(f"{directory} is emptied first; keep the restored files in another folder")
     shutil.rmtree(directory, ignore_errors=True)
     if kind == HeapBackend.name:
         backend: StateBackend = HeapBackend(compression)
@@ -81,9 +81,9 @@ def open_backend(
 def load_snapshot(
     backend: StateBackend, files: Sequence[RestoredFile], scratch: Path, key_groups: range | None = None
 ) -> None:
-    """Add the entries of another snapshot to `backend`, those of `key_groups` only if given: so subtasks are merged.
+    """Add the entries of another snapshot, or only those in `key_groups`, to `backend`. This merges subtasks.
 
-    `scratch` is a folder for a moment's use. Raises `DamagedFileError` when the files cannot be used.
+    Temporary files go into the folder `scratch`. Raises `DamagedFileError` if the files cannot be used.
     """
     if not files:
         return
@@ -137,7 +137,7 @@ def _is_full(files: Sequence[RestoredFile]) -> bool:
 
 
 def _lay_out(files: Sequence[RestoredFile], directory: Path) -> None:
-    """Give `directory` the files under their names: links for immutable ones, copies for those RocksDB may write to."""
+    """Put the files into `directory` under their names: hard links for immutable files, copies for the others."""
     with disk_full_error(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for file in files:
@@ -150,7 +150,7 @@ def _lay_out(files: Sequence[RestoredFile], directory: Path) -> None:
                     os.link(file.path, target)
                 except FileNotFoundError:
                     raise
-                except OSError:  # another disk, or one without hard links
+                except OSError:  # the folder is on another disk, or the file system has no hard links
                     shutil.copyfile(file.path, target)
             except FileNotFoundError as error:
                 raise DamagedFileError(f"{file.path}, a file of the restored state, is missing") from error

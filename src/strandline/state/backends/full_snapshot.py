@@ -1,9 +1,9 @@
-"""The full snapshot: a whole state in one file that any backend can read, one key group at a time.
+"""The full snapshot: the whole state in one file that every backend can read, one key group at a time.
 
     magic · blocks · index (msgpack) · index offset, length, crc32 · magic
 
-A block is an Arrow IPC stream of one key group's entries, compressed as a whole, so that a key group can be unpacked
-alone. A key group of more than `BLOCK_BYTES` takes several blocks: memory stays bounded when writing and when reading.
+A block is an Arrow IPC stream of the entries of one key group. Each block is compressed by itself, so that one key
+group can be read alone. A key group of more than `BLOCK_BYTES` takes several blocks, so that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Entries = tuple[list[bytes], list[bytes]]
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Where the entries of a key group are in the file."""
+    """The position of entries of one key group in the file."""
 
     key_group: int
     offset: int
@@ -51,9 +51,9 @@ class _Index(msgspec.Struct, frozen=True, array_like=True):
 
 
 def write_full_snapshot(path: Path, entries: Iterator[tuple[bytes, bytes]], compression: str = "lz4") -> int:
-    """Write `entries`, which come in ascending key order, to `path`; returns the size of the file.
+    """Write `entries`, in ascending key order, to `path` and return the size of the file.
 
-    The file appears complete or not at all. Raises `StorageFullError` when the disk is full.
+    The file appears complete or not at all. Raises `StorageFullError` if the disk is full.
     """
     kind = _known(compression)
     draft = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
@@ -69,9 +69,10 @@ def write_full_snapshot(path: Path, entries: Iterator[tuple[bytes, bytes]], comp
 
 
 def read_full_snapshot(path: Path, key_groups: range | None = None) -> Iterator[Entries]:
-    """The entries of the wanted key groups (all, if None), in key order and in parts of bounded size.
+    """The entries of `key_groups`, or of all key groups if None, in key order and in parts of bounded size.
 
-    Each part is verified before it is handed out. Raises `DamagedFileError`; if the index is damaged, at the call.
+    Every part is verified before it is returned. Raises `DamagedFileError`: at the call if the index is damaged, and
+    during iteration if a block is.
     """
     file = _opened(path)
     try:
@@ -135,7 +136,7 @@ def _opened(path: Path) -> BinaryIO:
 def _read_index(path: Path, file: BinaryIO) -> _Index:
     size = path.stat().st_size
     if file.read(len(_MAGIC)) != _MAGIC or size < len(_MAGIC) + _FOOT.size:
-        raise _damaged(path, "it does not start as a full snapshot of this version")
+        raise _damaged(path, "it does not begin like a full snapshot of this version")
     file.seek(size - _FOOT.size)
     offset, length, crc, magic = _FOOT.unpack(file.read(_FOOT.size))
     if magic != _MAGIC or offset + length + _FOOT.size != size:

@@ -1,4 +1,4 @@
-"""The heap backend: state as Python bytes in a dict, for state that fits in memory."""
+"""The heap backend: a dict of Python bytes, for state that fits in memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from strandline.state.backends.full_snapshot import FULL_SNAPSHOT_NAME, write_fu
 from strandline.state.sorted_runs import SortedRuns
 
 _ENTRY_BYTES = 2 * sys.getsizeof(b"") + 104
-"""What CPython adds to an entry: two bytes objects' headers and a dict slot."""
+"""The overhead of an entry in CPython: the headers of two bytes objects, and a dict slot."""
 
 
 class HeapBackend(StateBackend):
-    """Fast, and bounded by memory; its snapshots are always full. Ordered scans use an index made at the first one."""
+    """Fast, but limited by memory. Its snapshots are always full. The first ordered scan builds an index."""
 
     name: ClassVar[str] = "heap"
 
@@ -43,7 +43,7 @@ class HeapBackend(StateBackend):
             data = self._data
             found = self._indexed().between(start, end)
             if self._stale:
-                # Deleted keys stay in the index for a while, and come twice if they were put again.
+                # Deleted keys stay in the index until it is rebuilt. Keys that were put again are in it twice.
                 return iter([(key, data[key]) for key in dict.fromkeys(found) if key in data])
             return iter([(key, data[key]) for key in found])
 
@@ -97,7 +97,7 @@ class HeapBackend(StateBackend):
 
 
 class _HeapSnapshot(Snapshot):
-    """A shallow copy of the dict; the bytes themselves are shared with the backend."""
+    """A shallow copy of the dict. The bytes objects are shared with the backend."""
 
     def __init__(self, frozen: dict[bytes, bytes], directory: Path, compression: str) -> None:
         self._frozen = frozen

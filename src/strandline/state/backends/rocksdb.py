@@ -1,4 +1,4 @@
-"""The RocksDB backend: state on local disk, whose immutable files are the increments of its snapshots."""
+"""The RocksDB backend: state on local disk. The increments of its snapshots are RocksDB's immutable files."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ __all__ = ["RocksDBBackend", "RocksDBMemory", "RocksDBOptions"]
 
 _BATCH_ENTRIES: Final = 16_384
 _READ_ENTRIES: Final = 4096
-"""Keys of one call: until it returns, each of them holds a block of the cache that cannot be evicted, and a copy."""
+"""Keys per call. Until the call returns, every key pins a block of the cache and holds a copy of its value."""
 _FLUSH_DELETES: Final = 65_536
-"""Deletes after which the write buffer is flushed: until a merge meets what they delete, every scan passes over both.
-A merge begins with files, and without frequent checkpoints nothing else would flush a small state."""
+"""Number of deletes after which the write buffer is flushed. Until a compaction removes deleted entries and their
+tombstones, scans pass over both. Compaction needs files, and only frequent checkpoints would flush a small state."""
 _LOADED_FILE_BYTES: Final = 64 << 20
 _SHORT_SCAN: Final = 32
 _READER_MEMORY: Final = 16 << 20
@@ -50,10 +50,11 @@ _Items = Iterator[tuple[bytes, bytes]]
 
 
 class RocksDBBackend(StateBackend):
-    """One database without a log: a batch that was lost with the process is repeated from its segment.
+    """One database without a write-ahead log: after a crash, a lost batch is applied again from its segment.
 
-    `restored` maps the names of restored SSTs to the identities they were uploaded under. An SST made here is known by
-    an id minted at this opening plus its name: two databases restored from one checkpoint number their files alike.
+    `restored` maps the names of restored SSTs to the identities under which they were uploaded. The identity of a new
+    SST is an id created at this opening plus the file name, because two databases that are restored from the same
+    checkpoint give their new files the same names.
     """
 
     name: ClassVar[str] = "rocksdb"
@@ -69,10 +70,10 @@ class RocksDBBackend(StateBackend):
         options: RocksDBOptions = _DEFAULTS,
         tune: Tune | None = None,
     ) -> None:
-        """Open the database in `directory`, or make an empty one; `compression` is that of full snapshots.
+        """Open the database in `directory`, or create an empty one. `compression` applies to full snapshots.
 
-        `tune` has the last word on RocksDB's options. Raises `StorageError` when RocksDB refuses: the files are
-        damaged, or another process has them open; `ConfigError` when RocksDB or state does not bear what `tune` did.
+        `tune` may change RocksDB's options last. Raises `StorageError` if RocksDB cannot open the files, because they
+        are damaged or open in another process. Raises `ConfigError` if the options that `tune` returned do not work.
         """
         self._directory = directory
         self._owns_memory = isinstance(memory, int)
@@ -83,7 +84,7 @@ class RocksDBBackend(StateBackend):
         self._unlogged = without_log()
         self._long_scans: WeakSet[Generator[tuple[bytes, bytes]]] = WeakSet()
         self._deletes = 0
-        """Since everything was merged last."""
+        """Deletes since the last full compaction."""
         self._unflushed_deletes = 0
         self._closed = False
         self.open_id = uuid4().hex
@@ -109,7 +110,7 @@ class RocksDBBackend(StateBackend):
         head = list(islice(items, _SHORT_SCAN))
         if len(head) < _SHORT_SCAN:
             return iter(head)
-        # An open iterator keeps the database open and locked, so `close` must be able to reach it.
+        # An open iterator keeps the database open and locked, so `close` must be able to close it.
         scan = _long_scan(head, items, bounds)
         self._long_scans.add(scan)
         return scan
@@ -136,7 +137,7 @@ class RocksDBBackend(StateBackend):
                 self._db.flush(False)
 
     def load(self, chunks: Iterable[tuple[list[bytes], list[bytes]]], scratch: Path) -> None:
-        """Add many entries as files of their own, past the write buffers; nothing is merged for it."""
+        """Add many entries as SST files of their own. They bypass the write buffers and cause no compaction."""
         folder = scratch / f"load-{uuid4().hex}"
         files: list[str] = []
         options = rocksdict_options(self._options, self._memory)
@@ -163,7 +164,7 @@ class RocksDBBackend(StateBackend):
             shutil.rmtree(folder, ignore_errors=True)
 
     def delete_between(self, start: bytes, end: bytes) -> None:
-        """Delete all entries with start <= key < end, at the cost of one."""
+        """Delete all entries with start <= key < end, at the cost of a single delete."""
         with disk_full_error(self._directory):
             self._db.delete_range(start, end, self._unlogged)
 
@@ -189,7 +190,7 @@ class RocksDBBackend(StateBackend):
         return self._property("rocksdb.live-sst-files-size") + self._property("rocksdb.cur-size-all-mem-tables")
 
     def memory_bytes(self) -> int:
-        """Write buffers and table readers; the cached blocks too, if the memory is not shared."""
+        """Write buffers and table readers, and the cached blocks if no other database shares the memory."""
         buffers = self._property("rocksdb.size-all-mem-tables")
         readers = self._property("rocksdb.estimate-table-readers-mem")
         return max(self._memory.used_bytes(), buffers) + readers if self._owns_memory else buffers + readers
@@ -199,7 +200,7 @@ class RocksDBBackend(StateBackend):
             return
         self._closed = True
         for scan in list(self._long_scans):
-            with suppress(ValueError):  # it is running in another thread, and will let go when that thread does
+            with suppress(ValueError):  # another thread is using it; the iterator closes when that thread is done
                 scan.close()
         self._db.close()
 
@@ -208,10 +209,10 @@ class RocksDBBackend(StateBackend):
 
 
 def live_files(directory: Path) -> set[str]:
-    """The names of the SSTs that the database in `directory` consists of, by its own account; nothing is changed.
+    """The names of the SSTs that belong to the database in `directory`, according to its MANIFEST. Changes nothing.
 
-    RocksDB takes a MANIFEST that was cut short for the end of its history, and would silently open an older state.
-    Raises `StorageError` when the database cannot be opened.
+    RocksDB accepts a truncated MANIFEST and would silently open an older state; callers compare the names to detect
+    this. Raises `StorageError` if the database cannot be opened.
     """
     db = _open(directory, rocksdict_options(_DEFAULTS, RocksDBMemory(_READER_MEMORY)), AccessType.read_only())
     try:
@@ -223,8 +224,8 @@ def live_files(directory: Path) -> set[str]:
 def _open(directory: Path, options: Options, access: AccessType = _READ_WRITE) -> Rdict:
     with disk_full_error(directory):
         try:
-            # Named as the column family's, too: else rocksdict (0.3.29) opens what exists with the options and a small
-            # cache of its own that it finds in the folder, and ours count for nothing but the database as a whole.
+            # The options are passed for the column family too. Otherwise rocksdict (0.3.29) opens an existing database
+            # with the options stored in the folder and a small cache of its own.
             return Rdict(str(directory), options, {"default": options}, access)
         except Exception as error:
             if is_disk_full(error):
@@ -239,7 +240,7 @@ def _open_tuned(directory: Path, options: RocksDBOptions, memory: RocksDBMemory,
     except StorageFullError:
         raise
     except StorageError as error:
-        _open(directory, rocksdict_options(options, memory)).close()  # raises if it is not the tuning but the files
+        _open(directory, rocksdict_options(options, memory)).close()  # raises if the files are the cause
         raise ConfigError(f"with the options of rocksdb_factory, {error}; without them it can") from error
     try:
         check_tuned(directory)
@@ -252,14 +253,14 @@ def _open_tuned(directory: Path, options: RocksDBOptions, memory: RocksDBMemory,
 def _long_scan(
     head: list[tuple[bytes, bytes]],
     items: _Items,
-    bounds: ReadOptions,  # held, because `items` needs it alive
+    bounds: ReadOptions,  # kept alive, because `items` points into it
 ) -> Generator[tuple[bytes, bytes]]:
     yield from head
     yield from items
 
 
 class _IncrementalSnapshot(Snapshot):
-    """RocksDB's own checkpoint: a flush and hard links. It needs nothing of the database any more."""
+    """RocksDB's own checkpoint: a flush and hard links. It does not depend on the running database."""
 
     def __init__(self, directory: Path, open_id: str, restored: Mapping[str, str]) -> None:
         self._directory = directory
@@ -282,9 +283,9 @@ class _IncrementalSnapshot(Snapshot):
 
 
 class _FullSnapshot(Snapshot):
-    """The whole state in one file, read from RocksDB's own checkpoint and so apart from the running database.
+    """The whole state in one file. It is read from RocksDB's own checkpoint, independently of the running database.
 
-    Not by `Rdict.snapshot()`: iterating over that view shows what was written after it (rocksdict 0.3.29).
+    `Rdict.snapshot()` cannot be used: iterating over it shows later writes (rocksdict 0.3.29).
     """
 
     def __init__(self, frozen: Path, directory: Path, compression: str) -> None:

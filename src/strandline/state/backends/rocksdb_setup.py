@@ -1,4 +1,4 @@
-"""Sets RocksDB up for keyed state: `RocksDBOptions` as rocksdict's options, and one memory budget for a process."""
+"""Configures RocksDB for keyed state: translates `RocksDBOptions`, and shares one memory budget in a process."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _COMPRESSIONS: Final = {
 
 
 class RocksDBMemory:
-    """One budget for all databases of a process: a block cache to which their write buffers are charged.
+    """One memory budget for all databases of a process: a block cache that also accounts for their write buffers.
 
-    Write buffers may exceed their share by half before a flush frees them, so the shares are cut such that cache and
+    Write buffers may exceed their share by half before a flush frees them. The shares are chosen so that cache and
     buffers together stay within `total_bytes` even then.
     """
 
@@ -44,16 +44,16 @@ class RocksDBMemory:
         )
 
     def used_bytes(self) -> int:
-        """What the databases hold now: cached blocks, indexes, filters and write buffers."""
+        """The memory that the databases use now: cached blocks, indexes, filters and write buffers."""
         return self.cache.get_usage()
 
 
 def rocksdict_options(settings: RocksDBOptions, memory: RocksDBMemory) -> Options:
-    """RocksDB's own options, with cache and write buffers taken from `memory`."""
+    """RocksDB's own options for `settings`, with cache and write buffers from `memory`."""
     options = Options(raw_mode=True)
     options.set_block_based_table_factory(_table_options(settings, memory.cache))
     options.set_write_buffer_manager(memory.write_buffers)
-    # Small enough that the budget holds several, or one database would flush at every few writes of another.
+    # The budget must hold several write buffers. Otherwise the writes of one database make others flush all the time.
     options.set_write_buffer_size(min(settings.write_buffer_bytes, max(memory.write_buffer_bytes // 2, 1 << 20)))
     options.set_max_write_buffer_number(settings.write_buffers)
     options.set_min_write_buffer_number_to_merge(settings.write_buffers_to_merge)
@@ -119,7 +119,7 @@ def _set_compaction(settings: RocksDBOptions, options: Options) -> None:
 
 
 def without_log() -> WriteOptions:
-    """Write options without RocksDB's own log: a batch can be repeated from its segment."""
+    """Write options without RocksDB's write-ahead log, because a batch can be applied again from its segment."""
     options = WriteOptions()
     options.disable_wal = True  # type: ignore[method-assign,assignment]  # a property; the stub has it as a method
     return options
@@ -128,8 +128,8 @@ def without_log() -> WriteOptions:
 def bounded(end: bytes | None) -> ReadOptions:
     """Read options for an iterator that stops before `end`.
 
-    rocksdict's iterators point into the options' memory without holding on to them (0.3.29): whoever keeps an iterator
-    must keep its options as long, or the scan ends at a random key.
+    An iterator of rocksdict (0.3.29) points into the memory of its options without keeping them alive. The caller must
+    keep the options as long as the iterator. Otherwise the scan ends at a random key.
     """
     options = ReadOptions()
     if end is not None:

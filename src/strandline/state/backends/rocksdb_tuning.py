@@ -1,6 +1,6 @@
-"""What a user's function changed in RocksDB's options, and whether state is still safe with it.
+"""Checks the RocksDB options that a user's `rocksdb_factory` returned: state must stay safe with them.
 
-RocksDB's options cannot be read back in Python, but an open database has written them to a file.
+Python cannot read RocksDB's options back, but an open database has written them to a file.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _SAFE: Final = {
     "table_factory": (("BlockBasedTable",), "other tables cannot be read without the factory"),
     "num_levels": (("7",), "with more or fewer levels, the files cannot be opened without the factory"),
     "prefix_extractor": (("nullptr",), "with prefixes, a scan may skip keys"),
-    "inplace_update_support": (("false",), "updates in place show in what was read or frozen before"),
+    "inplace_update_support": (("false",), "updates in place change what was read or frozen before"),
     "enable_blob_files": (("false",), "checkpoints do not share blob files"),
 }
 
 
 def check_tuned(directory: Path) -> None:
-    """Raise `ConfigError` if the open database in `directory` has options with which state is not safe."""
+    """Raise `ConfigError` if the open database in `directory` has options that make state unsafe."""
     if not json.loads((directory / "rocksdict-config.json").read_text())["raw_mode"]:
         raise ConfigError(
             f"{directory}: rocksdb_factory returned options without raw_mode; change and return those that it gets, "

@@ -1,4 +1,4 @@
-"""What one batch changes in a state: the change set, the sealed segment file, merging of segments.
+"""What one batch changes in a state: the change set, the sealed segment file, and the merging of segments.
 
-Operators, slots and task managers import it.
+Operators, slots and task managers import it. It imports `state/backends`, because a change set lies over a backend.
 """

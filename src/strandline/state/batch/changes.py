@@ -1,4 +1,4 @@
-"""The change set: what one attempt at a batch wrote, laid over a backend that does not move until commit."""
+"""The change set: the writes of one attempt at a batch, over a backend that does not change until the commit."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from strandline.state.key_ranges import prefix_end
 from strandline.state.sorted_runs import SortedRuns
 
 _ENTRY_OVERHEAD: Final = 170
-"""What CPython adds to an entry: two bytes objects' headers and a dict slot."""
+"""The overhead of an entry in CPython: the headers of two bytes objects, and a dict slot."""
 _PUT: Final = b"\x01"
 _DELETED: Final = b"\x00"
 _MISSING: Final = cast(bytes, object())
-"""Tells "not changed here" from "deleted here"; typed as bytes so that look-ups keep their type."""
+"""Marks "not changed here", where None means "deleted here". Typed as bytes so that look-ups keep their type."""
 
 _ReadMany = Callable[[Sequence[bytes]], list[bytes | None]]
 _Entry = tuple[bytes, bytes | None]
 
 
 class ChangeSet:
-    """Reads see the attempt's own writes first; nothing reaches the backend before `chunks` are applied to it.
+    """Reads see the attempt's own writes first. The backend does not change until `chunks` are applied to it.
 
-    Changes are held in memory up to `memory_limit` bytes, then moved to a scratch database below `spill_dir`, so a
-    batch may be far larger than memory. One thread uses a change set at a time.
+    Changes stay in memory up to `memory_limit` bytes. Then they move to a scratch database below `spill_dir`, so that a
+    batch may be much larger than memory. Only one thread may use a change set at a time.
     """
 
     __slots__ = ("_backend", "_bytes", "_index", "_indexed", "_limit", "_own", "_scratch", "_spill_dir")
@@ -49,7 +49,7 @@ class ChangeSet:
         self._scratch: _Scratch | None = None
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of `key` as the attempt sees it, or None."""
+        """The value of `key`, including the attempt's own writes, or None."""
         value = self._own.get(key, _MISSING)
         if value is not _MISSING:
             return value
@@ -60,7 +60,7 @@ class ChangeSet:
         return self._backend.get(key)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of `keys` in their order; fastest when they are in ascending order."""
+        """The values of `keys`, in the same order. Fastest if `keys` are in ascending order."""
         own, scratch = self._own, self._scratch
         if scratch is None and (not own or own.keys().isdisjoint(keys)):
             return self._backend.get_many(keys)
@@ -78,18 +78,18 @@ class ChangeSet:
             self._relieve()
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Put every pair, the later one winning where a key comes twice."""
+        """Put every pair. If a key comes twice, the later value wins."""
         self._own.update(zip(keys, values, strict=True))
         self._bytes += sum(map(len, keys)) + sum(map(len, filter(None, values))) + _ENTRY_OVERHEAD * len(keys)
         if self._bytes > self._limit:
             self._relieve()
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The entries whose key starts with `prefix`, ascending, as they are at the call; later writes are not seen."""
+        """The entries whose key starts with `prefix`, ascending, as of this call. Later writes are not included."""
         return self.scan_range(prefix, prefix_end(prefix))
 
     def scan_range(self, start: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """The entries with start <= key < end, ascending, as they are at the call; later writes are not seen."""
+        """The entries with start <= key < end, ascending, as of this call. Later writes are not included."""
         own = self._own_between(start, end)
         if self._scratch is not None:
             changed = _overlay(iter(own), self._scratch.scan(start, end))
@@ -100,7 +100,7 @@ class ChangeSet:
         return _present(_overlay(changed, self._backend.scan(start, end)))
 
     def chunks(self) -> Iterator[tuple[list[bytes], list[bytes | None]]]:
-        """The net changes in ascending key order, in chunks of bounded size; None stands for a delete."""
+        """The net changes in ascending key order, in chunks of bounded size. The value None means a delete."""
         if self._scratch is not None:
             self._spill()
             return self._scratch.chunks()
@@ -110,7 +110,7 @@ class ChangeSet:
         return (part for chunk in slices for part in halved(chunk, [own[key] for key in chunk]))
 
     def discard(self) -> None:
-        """Forget every change and delete the scratch files. May be called more than once."""
+        """Drop every change and delete the scratch files. May be called more than once."""
         self._clear_own()
         if self._scratch is not None:
             self._scratch.destroy()
@@ -124,12 +124,12 @@ class ChangeSet:
 
     @property
     def size_bytes(self) -> int:
-        """Roughly what the changes take up, in memory and on disk."""
+        """The approximate size of the changes, in memory and on disk."""
         return self._bytes + (self._scratch.size_bytes if self._scratch is not None else 0)
 
     @property
     def spilled(self) -> bool:
-        """Whether changes went to disk."""
+        """Whether changes were moved to disk."""
         return self._scratch is not None
 
     def _fill(self, values: list[bytes | None], keys: Sequence[bytes], read: _ReadMany) -> None:
@@ -139,7 +139,7 @@ class ChangeSet:
                 values[at] = value
 
     def _relieve(self) -> None:
-        # Overwrites were counted each time: spill only if what is really held is much, so that a hot key never spills.
+        # `_bytes` counts overwrites every time. The real size decides, so that one hot key never causes a spill.
         own = self._own
         held = sum(map(len, own)) + sum(map(len, filter(None, own.values()))) + _ENTRY_OVERHEAD * len(own)
         self._bytes = held
@@ -163,15 +163,15 @@ class ChangeSet:
         own = self._own
         fresh = len(own) - self._indexed
         if fresh:
-            # A dict keeps insertion order and no entry is removed alone, so its tail is what came since the last scan:
-            # `put` has nothing to do for the index.
+            # A dict keeps insertion order and no single entry is ever removed. So the last entries are those
+            # since the last scan, and `put` does not need to maintain the index.
             self._index.add(islice(reversed(own), fresh))
             self._indexed = len(own)
         return [(key, own[key]) for key in self._index.between(start, end)]
 
 
 class _Scratch:
-    """Changes on disk: a RocksDB without a log, thrown away after the batch. A first byte tells a put from a delete."""
+    """Changes on disk: a RocksDB without a write-ahead log, deleted after the batch. The first byte marks a delete."""
 
     def __init__(self, parent: Path, memory_limit: int) -> None:
         self._folder = parent / f"spill-{uuid4().hex}"
@@ -220,7 +220,7 @@ class _Scratch:
                 self._db.write(batch, self._unlogged)
 
     def scan(self, start: bytes, end: bytes | None) -> Iterator[_Entry]:
-        # The iterator is made here, not at the first `next`, so that it does not see later writes.
+        # The iterator is created here and not at the first `next`, so that it does not see later writes.
         bounds = bounded(end)
         return _untagged(cast("Iterator[tuple[bytes, bytes]]", self._db.items(from_key=start, read_opt=bounds)), bounds)
 
@@ -241,14 +241,14 @@ def _untag(tagged: bytes) -> bytes | None:
 
 def _untagged(
     items: Iterator[tuple[bytes, bytes]],
-    bounds: ReadOptions,  # held, because `items` needs it alive
+    bounds: ReadOptions,  # kept alive, because `items` points into it
 ) -> Iterator[_Entry]:
     for key, tagged in items:
         yield key, _untag(tagged)
 
 
 def _overlay(newer: Iterator[_Entry], older: Iterator[_Entry] | Iterator[tuple[bytes, bytes]]) -> Iterator[_Entry]:
-    """Merge two ascending streams; where both have a key, the newer entry stands."""
+    """Merge two ascending streams. If both have a key, the newer entry wins."""
     above, below = next(newer, None), next(older, None)
     while above is not None and below is not None:
         if below[0] < above[0]:

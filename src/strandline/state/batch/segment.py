@@ -1,8 +1,8 @@
-"""The segment: the sealed file of what one attempt at a batch changed in one operator subtask.
+"""The segment: a sealed file with the changes of one attempt at a batch in one operator subtask.
 
     magic · header length, crc32 · header (msgpack) · Arrow IPC stream (key, value) · entries, length, crc32 · magic
 
-The last checksum covers everything before it, so damage and truncation show before a single entry is used.
+The last checksum covers everything before it, so that damage is found before any entry is used.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _FOOT: Final = struct.Struct("<QQI8s")
 _CHECKED: Final = struct.Struct("<QQ")
 _READ_BYTES: Final = 4 << 20
 _TABLE_ROWS: Final = 1024
-"""Rows written at once of a table, so that large values stay below the 2 GB of a column."""
+"""Rows of a table per record batch, so that a column with large values stays below 2 GB."""
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
-"""Keys come sorted, so they are much alike: half the size of lz4's, for a few milliseconds more per 100,000 changes."""
+"""Sorted keys compress well: half the size of lz4, for a few more milliseconds per 100,000 changes."""
 _SCHEMA: Final = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
 
 Chunk = tuple[list[bytes], list[bytes | None]]
-"""Keys in ascending order and their new values; None deletes."""
+"""Keys in ascending order and their new values; the value None deletes the key."""
 
 
 class SegmentHeader(msgspec.Struct, frozen=True, array_like=True):
-    """Whose changes a segment holds."""
+    """The attempt whose changes a segment holds."""
 
     generation: int
     batch: int
@@ -60,27 +60,30 @@ class Segment:
 
 
 def write_segment(path: Path, header: SegmentHeader, chunks: Iterable[Chunk]) -> Segment:
-    """Seal `chunks` into a file that appears at `path` complete or not at all.
+    """Write `chunks` to a file that appears at `path` complete or not at all.
 
-    It is not synced: it outlives the process, not the host. Raises `StorageFullError` when the disk is full.
+    The file is not synced: it survives the process, but not the host. Raises `StorageFullError` if the disk is full.
     """
     return _seal(path, header, (_batch(keys, values) for keys, values in chunks))
 
 
 def write_table(path: Path, header: SegmentHeader, table: pa.Table) -> Segment:
-    """Seal a table of changes, as `read_table` or `merge` gives them, into a file; see `write_segment`."""
+    """Write a table of changes, as `read_table` or `merge` returns it, to a file: see `write_segment`."""
     return _seal(path, header, (batch.cast(_SCHEMA) for batch in table.to_batches(max_chunksize=_TABLE_ROWS)))
 
 
 def read_segment(path: Path) -> tuple[SegmentHeader, Iterator[Chunk]]:
-    """The header and the changes; the whole file is verified first. Raises `DamagedFileError`."""
+    """The header and the changes. The whole file is verified first. Raises `DamagedFileError`."""
     header, start = _open(path)
     _verify(path)
     return header, _chunks(path, start)
 
 
 def read_table(path: Path, key_groups: range | None = None) -> pa.Table:
-    """The changes of a segment, or those of `key_groups`; all is verified first. Raises `DamagedFileError`."""
+    """The changes of a segment, or only those in `key_groups`. The whole file is verified first.
+
+    Raises `DamagedFileError`.
+    """
     _header, start = _open(path)
     _verify(path)
     with pa.OSFile(str(path)) as file:
@@ -98,7 +101,7 @@ def read_table(path: Path, key_groups: range | None = None) -> pa.Table:
 
 
 class _Checksummed:
-    """The file object that Arrow writes to: passes bytes on, and keeps their checksum and number."""
+    """The file object that Arrow writes to. It passes bytes on and computes their checksum and number."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -169,7 +172,7 @@ def _open(path: Path) -> tuple[SegmentHeader, int]:
                 raise _damaged(path, "it ends within its header")
             magic, length, crc = _HEAD.unpack(head)
             if magic != _MAGIC:
-                raise _damaged(path, "it does not start as a segment of this version")
+                raise _damaged(path, "it does not begin like a segment of this version")
             packed = file.read(length)
     except FileNotFoundError as error:
         raise _damaged(path, "it is missing") from error

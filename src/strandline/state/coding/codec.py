@@ -1,4 +1,4 @@
-"""State values to bytes and back: one row at a time for user code, whole columns at a time for vectorised operators."""
+"""Encodes state values as bytes: row by row for user code, column by column for vectorised operators."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from strandline.state.coding.values import MisfitError, canonical_floats, check_
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _REFUSED: Final = (msgspec.ValidationError, TypeError, ValueError, OverflowError, NotImplementedError)
-"""What msgspec raises for a value that it cannot encode, or that does not decode as the schema says."""
+"""Errors of msgspec for a value that it cannot encode, or that does not decode according to the schema."""
 _ARRAY_32: Final = b"\xdd"
 
 
 class ValueCodec:
-    """One row of a state to bytes and back, checked against the state's schema.
+    """Encodes one row of a state, checked against the state's schema.
 
-    A row of one column is given and taken as a plain value; a tuple of one is taken too. `where` names the state in
-    errors. With `canonical`, equal values always have equal bytes, as the keys of a map need it.
+    A row of one column is a plain value; `encode` also accepts a tuple of one. `where` names the state in errors. With
+    `canonical`, equal values always have equal bytes, which map keys need.
     """
 
     __slots__ = (
@@ -53,21 +53,21 @@ class ValueCodec:
         self._canonical = canonical
         self._single = len(schema.fields) == 1
         only = schema.fields[0].dataType
-        # Whether a tuple of one may be the value itself; an array's plain value is a list, so that a tuple is a row.
+        # Whether a tuple of one may be the value itself. The plain value of an array is a list, so a tuple is a row.
         self._plain = isinstance(only, StructType) and len(only.fields) == 1
         self._tuple_is_row = isinstance(only, ArrayType)
 
     def as_rows(self) -> None:
-        """From now on, take and give rows of one column as tuples of one only."""
+        """From now on, accept and return rows of one column only as tuples of one."""
         self._single = False
 
     def encode(self, value: Any) -> bytes:
-        """The bytes of `value`; raises `SchemaError` that names the column where it does not fit."""
+        """The bytes of `value`. Raises `SchemaError`, which names the column that does not fit."""
         if self._single and (self._plain or not isinstance(value, tuple) or len(value) != 1):
             value = self._as_row(value)
         if self._exact:
             try:
-                # A value that comes back equal is what the schema says: cheaper than a look at each field in Python.
+                # A value that decodes to an equal value fits the schema. This is faster than to check each field.
                 data = _encode(value)
                 if self._decode(data) == value:
                     return data
@@ -84,7 +84,7 @@ class ValueCodec:
         return row[0] if self._single else row
 
     def decode_list(self, data: bytes) -> list[Any]:
-        """The values of `join` of their bytes."""
+        """The values whose bytes were put together by `join`."""
         try:
             rows = self._decode_rows(data)
         except msgspec.DecodeError as error:
@@ -93,7 +93,7 @@ class ValueCodec:
 
     @staticmethod
     def join(encoded: list[bytes]) -> bytes:
-        """Several encoded values as the bytes of one list."""
+        """The bytes of a list of encoded values."""
         return b"".join((_ARRAY_32, len(encoded).to_bytes(4, "big"), *encoded))
 
     def _as_row(self, value: Any) -> Any:
@@ -112,7 +112,7 @@ class ValueCodec:
         if isinstance(value, dict) and not self._single:
             unknown = [name for name in value if name not in names]
             if unknown:
-                raise SchemaError(f"{self.where}: it has no column {unknown[0]!r}, its columns are {', '.join(names)}")
+                raise SchemaError(f"{self.where}: no column {unknown[0]!r}; there are {', '.join(names)}")
             value = tuple(map(value.get, names))
         if not isinstance(value, tuple | list):
             raise SchemaError(
@@ -141,10 +141,10 @@ class ValueCodec:
 
 
 class ColumnCodec:
-    """Rows of Arrow columns to bytes and back, without a Python loop over values.
+    """Encodes rows of Arrow columns without a Python loop over values.
 
-    A row is a header of fixed width (a null flag and the value of each column; the length instead where the width
-    varies), followed by the content of the columns of varying width.
+    A row is a header of fixed width, followed by the content of the columns of variable width. For each column the
+    header holds a null flag and the value, or the length of the content if the width is variable.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -179,7 +179,7 @@ class ColumnCodec:
         return pc.binary_join_element_wise(joined, *contents, pa.scalar(b"", pa.binary())) if contents else joined
 
     def _headers(self, rows: pa.RecordBatch) -> tuple[npt.NDArray[Any], list[Any]]:
-        """The header of every row, and the contents of the columns of varying width."""
+        """The header of every row, and the contents of the columns of variable width."""
         header = np.zeros(rows.num_rows, self._header)
         contents = []
         for at, column in enumerate(rows.columns):
@@ -197,12 +197,12 @@ class ColumnCodec:
         return header, contents
 
     def decode(self, values: list[bytes]) -> pa.RecordBatch:
-        """The rows that `encode` made `values` of; raises `SchemaError` where they are of another shape."""
+        """The rows whose encoded form is `values`. Raises `SchemaError` if they were encoded with another schema."""
         lengths = np.fromiter(map(len, values), np.int64, len(values))
         return self._decode(b"".join(values), np.cumsum(lengths) - lengths, lengths)
 
     def decode_array(self, values: Any) -> pa.RecordBatch:
-        """The rows of an Arrow array of type large binary without nulls, as `decode` does."""
+        """Like `decode`, for an Arrow array of type large binary without nulls."""
         offsets = np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, values.offset * 8)
         data = values.buffers()[2]
         return self._decode(data if data is not None else b"", offsets[:-1], np.diff(offsets))
@@ -237,7 +237,7 @@ class ColumnCodec:
     def _contents(
         self, data: Any, begin: npt.NDArray[np.int64], end: npt.NDArray[np.int64], valid: npt.NDArray[Any], at: int
     ) -> Any:
-        # Every second element of one array over all bytes is the column; the others are what lies between.
+        # An array over all bytes, in which every second element belongs to the column. The others are the gaps.
         count = len(begin)
         offsets = np.zeros(2 * count + 1, np.int64)
         offsets[0:-1:2] = begin
@@ -251,7 +251,7 @@ class ColumnCodec:
     def _unreadable(self) -> SchemaError:
         return SchemaError(
             f"stored values do not have the columns {', '.join(self.schema.names)}: "
-            "they were written under another schema; give the step another uid"
+            "they were written with another schema; give the step another uid"
         )
 
 

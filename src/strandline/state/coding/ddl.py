@@ -1,4 +1,4 @@
-"""Spark's schema DDL, read without a JVM: states are declared in slot processes, which have none."""
+"""Parses Spark's schema DDL without a JVM, because states are declared in slot processes, which have no JVM."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ _ATOMS: Final[dict[str, type[DataType]]] = {
 
 
 def parse_schema(schema: str | DataType) -> StructType:
-    """The struct that `schema` stands for: a `StructType`, its JSON, a DDL string such as `"n long, s string"`.
+    """The struct of `schema`: a `StructType`, its JSON, or a DDL string such as `"n long, s string"`.
 
-    A single type (`"long"`) makes one column named `value`. Raises `SchemaError` where the text cannot be read.
+    A single type (`"long"`) becomes one column named `value`. Raises `SchemaError` if the text cannot be read.
     """
     if isinstance(schema, StructType):
         return schema
@@ -135,7 +135,7 @@ class _Parser:
         if word in ("decimal", "dec", "numeric"):
             numbers = self._numbers()
             if len(numbers) > 2 or (numbers and not 1 <= numbers[0] <= 38) or (numbers[1:] and numbers[1] > numbers[0]):
-                raise SchemaError(f"a decimal has 1 to 38 digits, scale among them: {self._text!r}")
+                raise SchemaError(f"a decimal has 1 to 38 digits, including its scale: {self._text!r}")
             return DecimalType(*numbers)
         if word in ("char", "character", "varchar"):
             self._numbers()

@@ -1,7 +1,7 @@
-"""Key groups, and the bytes under which a key's state is stored.
+"""Key groups, and the stored keys of state entries.
 
-A stored key is `key group (2 bytes, big endian) | state name | 0x00 | key bytes | what the state adds`. Key bytes tell
-any two keys apart and none is the beginning of another, so that a scan over one key's entries never meets another's.
+A stored key is `key group (2 bytes, big endian) | state name | 0x00 | key bytes | what the state adds`. Different keys
+have different key bytes, and no key's bytes are a prefix of another's. So a scan over one key never meets another key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _msgpack: Final = msgspec.msgpack.Encoder()
 
 
 def key_group_range(subtask: int, parallelism: int, max_parallelism: int) -> range:
-    """The key groups that `subtask` owns; the ranges of all subtasks cover every key group once."""
+    """The key groups that `subtask` owns. The ranges of all subtasks together contain every key group once."""
     _check_parallelism(parallelism, max_parallelism)
     if not 0 <= subtask < parallelism:
         raise JobDefinitionError(f"there is no subtask {subtask} at parallelism {parallelism}")
@@ -53,7 +53,7 @@ def _check_parallelism(parallelism: int, max_parallelism: int) -> None:
 
 
 def state_prefix(key_group: int, state: str) -> bytes:
-    """How every stored key of `state` in `key_group` begins."""
+    """The prefix of every stored key of `state` in `key_group`."""
     return key_group.to_bytes(2, "big") + state.encode() + b"\0"
 
 
@@ -61,9 +61,9 @@ def state_prefix(key_group: int, state: str) -> bytes:
 
 
 class EncodedKeys:
-    """The keys of some rows as bytes, without a state's name: computed once, given a name per state at little cost.
+    """The keys of rows as bytes, without a state name. They are computed once; adding a state name is cheap.
 
-    Held as a matrix when every key has the same width (numbers, dates, ...), as an Arrow binary array otherwise.
+    Keys of equal width (numbers, dates, ...) are a matrix, others an Arrow binary array.
     """
 
     __slots__ = ("_array", "_groups", "_matrix")
@@ -90,7 +90,7 @@ class EncodedKeys:
         return EncodedKeys(self._groups[rows], None, self._array[rows])
 
     def starts(self) -> npt.NDArray[np.int64]:
-        """Where a run of equal keys begins, for every run."""
+        """The row at which each run of equal keys begins."""
         if len(self) == 0:
             return np.zeros(0, np.int64)
         changed = (self._groups[1:] != self._groups[:-1]).any(axis=1)
@@ -105,7 +105,7 @@ class EncodedKeys:
         """The row numbers in ascending order of stored keys, the same for every state."""
         if self._matrix is not None:
             whole = np.ascontiguousarray(np.hstack((self._groups, self._matrix)))
-            # Equal widths, so that numpy's habit of ignoring zeros at the end of a string cannot matter.
+            # numpy ignores zeros at the end of a string. With equal widths this does not matter.
             return np.argsort(whole.view(f"S{whole.shape[1]}").ravel())
         joined = _join([_to_binary(self._groups), self._array])
         return np.asarray(pc.sort_indices(joined).to_numpy()).astype(np.int64)
@@ -123,16 +123,16 @@ class EncodedKeys:
         return bytes_list(_join([_to_binary(self._groups), pa.scalar(name, pa.binary()), self._array]))
 
     def one(self, row: int) -> bytes:
-        """Key group and key bytes of one row, to compare it with another."""
+        """Key group and key bytes of one row, for comparison with another row."""
         rest = self._array[row].as_py() if self._matrix is None else self._matrix[row].tobytes()
         group: bytes = self._groups[row].tobytes()
         return group + bytes(rest)
 
 
 class KeyEncoder:
-    """Turns the key columns of record batches into key bytes, a column at a time.
+    """Encodes the key columns of record batches as key bytes, column by column.
 
-    Equal keys have equal bytes as Spark sees equality: all NaN are one key, 0.0 and -0.0 are one. Nulls are keys too.
+    Keys that Spark considers equal have equal bytes: all NaN are one key, and 0.0 equals -0.0. Null is a key too.
     """
 
     def __init__(self, schema: pa.Schema, key_columns: Sequence[str], key_group_column: str) -> None:
@@ -143,7 +143,7 @@ class KeyEncoder:
         self._key_group_column = key_group_column
 
     def encode(self, rows: Any) -> EncodedKeys:
-        """The keys of the rows of a record batch or table, which carries the key columns and the key group column."""
+        """The keys of the rows of a record batch or table with the key columns and the key group column."""
         numbers = _combined(rows.column(self._key_group_column)).to_numpy(zero_copy_only=False)
         groups = np.ascontiguousarray(numbers.astype(">u2")).view(np.uint8).reshape(-1, 2)
         pieces: list[Any] = []
@@ -160,7 +160,7 @@ class KeyEncoder:
 
 
 def canonical_column(column: Any) -> Any:
-    """A column as keys see it: one NaN, no negative zero. Other columns come back as they are."""
+    """A float column with one form of NaN and without negative zeros. Other columns are returned unchanged."""
     if not pa.types.is_floating(column.type):
         return column
     zero = pa.scalar(0.0, column.type)
@@ -177,7 +177,7 @@ def bytes_list(array: Any) -> list[bytes]:
 def _matrix_to_list(matrix: Bytes2D) -> list[bytes]:
     if matrix.shape[0] == 0:
         return []
-    # A void view gives bytes as they are; a string view would drop zeros at the end.
+    # A void view keeps all bytes. A string view would drop zeros at the end.
     rows: list[bytes] = np.ascontiguousarray(matrix).view(f"V{matrix.shape[1]}").ravel().tolist()
     return rows
 
@@ -201,7 +201,7 @@ def _combined(column: Any) -> Any:
 
 
 def _pieces(column: Any) -> list[Any]:
-    """The bytes of one column: a matrix for fixed width, a header matrix and a binary array for variable width."""
+    """The bytes of one column: a matrix for fixed width; a header matrix and a binary array for variable width."""
     kind = column.type
     present = column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
     if pa.types.is_null(kind):
@@ -231,7 +231,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _numbers(column: Any) -> Bytes2D | None:
-    """Big-endian bytes that sort as the values do, or None where the type is not a plain number."""
+    """Big-endian bytes that sort like the values, or None if the type is not a plain number."""
     kind, types = column.type, pa.types
     if types.is_boolean(kind):
         column = column.cast(pa.uint8())
@@ -254,7 +254,7 @@ def _numbers(column: Any) -> Bytes2D | None:
 
 
 def float_bits_in_order(bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The bits of floats, read as signed integers, so that they sort as the floats do; its own inverse."""
+    """The bits of floats as signed integers that sort like the floats. The function is its own inverse."""
     width = bits.dtype.itemsize * 8
     low = np.array((1 << (width - 1)) - 1, bits.dtype)
     ordered: npt.NDArray[Any] = bits ^ ((bits >> np.array(width - 1, bits.dtype)) & low)

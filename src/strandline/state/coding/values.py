@@ -1,4 +1,4 @@
-"""Which Python value fits which Spark type."""
+"""Checks which Python values fit which Spark types, and converts them to one canonical form."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from pyspark.sql.types import (
 from strandline.errors import SchemaError
 
 Check = Callable[[Any], Any]
-"""Takes a value and gives it back in its canonical Python form; raises `MisfitError` where it does not fit."""
+"""Takes a value and returns its canonical Python form. Raises `MisfitError` if the value does not fit."""
 
 _BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
 _EXACT_DECIMAL: Final = Context(prec=76, traps=[Inexact, InvalidOperation])
@@ -44,7 +44,7 @@ _FLOAT: Final = struct.Struct("<f")
 
 
 class MisfitError(Exception):
-    """A value that does not fit a type; `path` leads to it inside a nested value (`.name`, `[3]`)."""
+    """A value does not fit a type. `path` is its position inside a nested value (`.name`, `[3]`)."""
 
     def __init__(self, expected: str, value: object, path: str = "") -> None:
         super().__init__(expected, value, path)
@@ -53,7 +53,7 @@ class MisfitError(Exception):
         self.path = path
 
     def within(self, step: str) -> MisfitError:
-        """The same misfit seen from one level further out."""
+        """The same misfit with a path that begins one level further out."""
         return MisfitError(self.expected, self.value, step + self.path)
 
     def __str__(self) -> str:
@@ -61,13 +61,13 @@ class MisfitError(Exception):
 
 
 def shown(value: object) -> str:
-    """A value for an error message: its repr, cut, and its type."""
+    """A value for an error message: its shortened repr, and its type."""
     text = repr(value)
     return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
 
 
 def exact_types(data_type: DataType) -> frozenset[type]:
-    """The Python types whose values fit `data_type` as they are, integers within range; empty: each needs a check."""
+    """The Python types whose values (integers: within range) fit `data_type` unchanged; if empty, check every value."""
     match data_type:
         case ByteType() | ShortType() | IntegerType() | LongType():
             return frozenset({int})
@@ -86,7 +86,7 @@ def exact_types(data_type: DataType) -> frozenset[type]:
 
 
 def python_type(data_type: DataType, nullable: bool = True) -> Any:
-    """The type annotation under which msgspec decodes stored values of `data_type`."""
+    """The type annotation with which msgspec decodes stored values of `data_type`."""
     plain: Any
     match data_type:
         case ByteType() | ShortType() | IntegerType() | LongType():
@@ -125,7 +125,7 @@ def python_type(data_type: DataType, nullable: bool = True) -> Any:
 
 
 def rounds(data_type: DataType, canonical: bool = False) -> bool:
-    """Whether a value may have to change to fit (decimal scale, 32-bit float; `canonical`: any float) at any depth."""
+    """Whether a value, at any depth, may change to fit: decimals, 32-bit floats, and with `canonical` every float."""
     match data_type:
         case DecimalType() | FloatType():
             return True
@@ -142,9 +142,9 @@ def rounds(data_type: DataType, canonical: bool = False) -> bool:
 
 
 def check_for(data_type: DataType, nullable: bool = True) -> Check:
-    """The check of `data_type`: lenient where nothing is lost (int for double, numpy scalars, dict for a struct).
+    """The check of `data_type`. It accepts lossless conversions (int for double, numpy scalars, dict for a struct).
 
-    A timestamp without a time zone means local time, as in PySpark; every timestamp is given back in UTC.
+    A timestamp without a time zone means local time, as in PySpark. Every timestamp is returned in UTC.
     """
     plain = _plain_check(data_type)
     expected = f"{data_type.simpleString()} (not null)"
@@ -347,7 +347,7 @@ def _struct(data_type: StructType) -> Check:
 
 
 def canonical_floats(value: Any) -> Any:
-    """`value` with every NaN the same and no negative zero, at any depth, so that equal values have equal bytes."""
+    """`value` with one form of NaN and without negative zeros, at any depth, so that equal values have equal bytes."""
     if isinstance(value, float):
         return math.nan if value != value else value + 0.0
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""States that fold what is added to them into one value per key."""
+"""Reducing and aggregating states: they fold all added values into one value per key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strandline.state.handles.states import ValueState
 
 
 class ReducingState:
-    """One value per key: all values that were added, reduced two by two."""
+    """One value per key: all added values, reduced pair by pair."""
 
     __slots__ = ("_reduce", "_value")
 
@@ -24,16 +24,16 @@ class ReducingState:
         return self._value.descriptor
 
     def add(self, value: Any) -> None:
-        """Reduce the key's value and `value` to the new one; the first value is taken as it is."""
+        """Replace the key's value by the reduction of it and `value`. The first value is stored unchanged."""
         held = self._value
         held.update(self._reduce(held.get(), value) if held.exists() else value)
 
     def get(self) -> Any:
-        """The reduced value, None where nothing was added."""
+        """The reduced value, or None if nothing was added."""
         return self._value.get()
 
     def clear(self) -> None:
-        """Forget what was added."""
+        """Remove the key's value."""
         self._value.clear()
 
     def exists(self) -> bool:
@@ -42,7 +42,7 @@ class ReducingState:
 
 
 class AggregatingState:
-    """One accumulator per key; it may be of another type than what is added and than what comes out."""
+    """One accumulator per key. Its type may differ from the type of the added values and of the result."""
 
     __slots__ = ("_add", "_create", "_merge", "_result", "_value")
 
@@ -65,12 +65,12 @@ class AggregatingState:
         return self._value.descriptor
 
     def add(self, value: Any) -> None:
-        """Add `value` to the key's accumulator, a new one where there is none."""
+        """Add `value` to the key's accumulator, which is created if there is none."""
         held = self._value
         held.update(self._add(held.get() if held.exists() else self._create(), value))
 
     def merge(self, accumulator: Any) -> None:
-        """Merge another accumulator into the key's; needs the state to be declared with `merge=`."""
+        """Merge another accumulator into the key's. The state must be declared with `merge=`."""
         held = self._value
         if self._merge is None:
             raise StrandlineError(
@@ -79,12 +79,12 @@ class AggregatingState:
         held.update(self._merge(held.get(), accumulator) if held.exists() else accumulator)
 
     def get(self) -> Any:
-        """The result of the key's accumulator, None where nothing was added."""
+        """The result of the key's accumulator, or None if nothing was added."""
         held = self._value
         return self._result(held.get()) if held.exists() else None
 
     def clear(self) -> None:
-        """Forget what was added."""
+        """Remove the key's value."""
         self._value.clear()
 
     def exists(self) -> bool:

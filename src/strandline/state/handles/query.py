@@ -1,4 +1,4 @@
-"""Reads the state of one key out of a committed backend, without an operator."""
+"""Reads the committed state of one key from a backend, without an operator."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _GROUP: Final = "key group"
 
 
 def encode_key(key_schema: StructType, key: Sequence[Any], key_group: int) -> bytes:
-    """Key group and key bytes of one key, as `read_state` takes them; raises `SchemaError` where it does not fit."""
+    """Key group and key bytes of one key, for `read_state`. Raises `SchemaError` if the key does not fit its schema."""
     schema = arrow_schema(key_schema)
     if len(key) != len(schema):
         raise SchemaError(f"a key has {len(schema)} values ({', '.join(schema.names)}), got {len(key)}: {tuple(key)!r}")
     try:
         columns = [pa.array([value], field.type) for value, field in zip(key, schema, strict=True)]
     except (pa.ArrowException, OverflowError, UnicodeError) as error:
-        raise SchemaError(f"{tuple(key)!r} is no key of type {key_schema.simpleString()}: {error}") from None
+        raise SchemaError(f"{tuple(key)!r} is not a key of type {key_schema.simpleString()}: {error}") from None
     row = pa.RecordBatch.from_arrays([*columns, pa.array([key_group], pa.int32())], names=[*schema.names, _GROUP])
     return KeyEncoder(schema, schema.names, _GROUP).encode(row).one(0)
 
 
 def read_state(backend: StateBackend, state: StateDescriptor, key: bytes, now_ms: int) -> Any:
-    """What `state` holds for `key` (see `encode_key`) by the last commit, expired values left out.
+    """The content of `state` for `key` (see `encode_key`) after the last commit, without expired values.
 
-    A value state gives its value or None, a list state a list, a map state a dict, a reducing state its value and an
-    aggregating state its accumulator: the function that makes a result of it is known to the processor alone.
+    A value state returns its value or None, a list state a list, a map state a dict, and a reducing state its value. An
+    aggregating state returns its accumulator, because only the processor knows the function that makes the result.
     """
     where = f"state {state.name!r}"
     stored = key[:2] + state.name.encode() + b"\0" + key[2:]
@@ -61,7 +61,7 @@ def read_state(backend: StateBackend, state: StateDescriptor, key: bytes, now_ms
 
 
 def read_timers(backend: StateBackend, key: bytes) -> list[int]:
-    """The times of the key's timers by the last commit, ascending."""
+    """The times of the key's timers after the last commit, ascending."""
     prefix = times_prefix(key)
     return [time_of(stored[len(prefix) :]) for stored, _ in backend.scan(prefix, prefix_end(prefix))]
 

@@ -19,10 +19,10 @@ LIST_ENTRY_BYTES: Final = 64 << 10
 
 
 class KeyScope:
-    """Which key the handles of one operator subtask speak of.
+    """The current key of the handles of one operator subtask.
 
-    The operator loads the keys of a chunk of rows, which reads all their value states at once, and then moves `index`
-    from key to key. `index` is -1 while no key is current; handles refuse access then.
+    The operator loads the keys of a chunk of rows, which reads all their value states at once. Then it moves `index`
+    from key to key. While no key is current, `index` is -1 and the handles refuse access.
     """
 
     __slots__ = ("_handles", "batch_id", "changes", "index", "keys", "now_ms", "unflushed", "values")
@@ -33,17 +33,17 @@ class KeyScope:
         self.batch_id = 0
         self.now_ms = 0
         self.values: Sequence[tuple[Any, ...]] = ()
-        """The loaded keys as user code sees them."""
+        """The loaded keys as tuples of Python values."""
         self.unflushed: list[ListState] = []
         self._handles: list[ValueState | ListState | MapState] = []
         self.keys: EncodedKeys | None = None
 
     def add(self, handle: ValueState | ListState | MapState) -> None:
-        """Make `handle` follow this scope."""
+        """Attach `handle` to this scope."""
         self._handles.append(handle)
 
     def begin(self, changes: ChangeSet, batch_id: int, now_ms: int = 0) -> None:
-        """Start a batch: state is read and written through `changes`, and expires by `now_ms`."""
+        """Start a batch. Handles read and write through `changes`; values expire at `now_ms`."""
         self.index = -1
         self.changes = changes
         self.batch_id = batch_id
@@ -53,7 +53,7 @@ class KeyScope:
             handle._begin()
 
     def load(self, keys: EncodedKeys, values: Sequence[tuple[Any, ...]] = ()) -> int:
-        """Make `keys` the ones that `index` counts, and read their value states in one go; returns the bytes read."""
+        """Load the keys that `index` selects from, and read their value states in one call. Returns the bytes read."""
         self.index = -1
         self.keys = keys
         self.values = values
@@ -67,13 +67,13 @@ class KeyScope:
         return size
 
     def flush(self) -> None:
-        """Write what list states hold back; due when a key is done."""
+        """Write the collected values of list states. The operator calls it after each key."""
         for handle in self.unflushed:
             handle._flush()
         self.unflushed.clear()
 
     def end(self) -> None:
-        """Leave the batch; no key is current any more."""
+        """End the batch. No key is current any more."""
         self.index = -1
         self.changes = None
         self.keys = None
@@ -87,17 +87,17 @@ class KeyScope:
         return [] if self.keys is None else self.keys.stored(state)
 
     def writable(self, descriptor: StateDescriptor) -> ChangeSet:
-        """The change set, if there is a current key."""
+        """The change set. Raises `StrandlineError` if no key is current."""
         if self.changes is None or self.index < 0:
             raise outside_of_key(descriptor)
         return self.changes
 
 
 def outside_of_key(descriptor: StateDescriptor) -> StrandlineError:
-    """The error for a handle that is used while no key is current."""
+    """The error of a handle that is used while no key is current."""
     return StrandlineError(
-        f"state {descriptor.name!r} was used outside of process(): a state belongs to the key that is being processed, "
-        "read and write it there and not in open(), close() or after the batch"
+        f"state {descriptor.name!r} was used outside of process(): a state belongs to the key that is being processed; "
+        "do not use it in open(), in close() or after the batch"
     )
 
 
@@ -117,12 +117,12 @@ class ValueState:
         scope.add(self)
 
     def as_rows(self) -> Self:
-        """Make the handle take and give rows of one column as tuples of one only."""
+        """Accept and return rows of one column only as tuples of one, never as plain values."""
         self._codec.as_rows()
         return self
 
     def get(self) -> Any:
-        """The key's value: a tuple, the plain value where the state has one column, None where there is none."""
+        """The key's value: a tuple, or the plain value if the state has one column; None if there is no value."""
         at = self._scope.index
         if at < 0:
             raise outside_of_key(self.descriptor)
@@ -130,7 +130,7 @@ class ValueState:
         return None if data is None else self._decode(data)
 
     def update(self, value: Any) -> None:
-        """Set the key's value; None clears it. Raises `SchemaError`, and changes nothing, where it does not fit."""
+        """Set the key's value; None clears it. Raises `SchemaError`, and changes nothing, if the value does not fit."""
         scope = self._scope
         if scope.index < 0 or scope.changes is None:
             raise outside_of_key(self.descriptor)
@@ -168,7 +168,7 @@ class ValueState:
 
 
 class _Entries:
-    """What list and map states share: entries below the key's own prefix."""
+    """The common part of list and map states: entries below the prefix of the key."""
 
     __slots__ = ("_keys", "_scope", "descriptor")
 
@@ -226,12 +226,12 @@ class ListState(_Entries):
         scope.add(self)
 
     def as_rows(self) -> Self:
-        """Make the handle take and give rows of one column as tuples of one only."""
+        """Accept and return rows of one column only as tuples of one, never as plain values."""
         self._codec.as_rows()
         return self
 
     def get(self) -> Iterator[Any]:
-        """The key's values, oldest first, as they are at the call."""
+        """The key's values as of this call, oldest first."""
         self._flush()
         entries, decode = self._scan(), self._codec.decode_list
         return chain.from_iterable(decode(data) for _, data in entries)
@@ -243,7 +243,7 @@ class ListState(_Entries):
         self._hold(self._codec.encode(value))
 
     def append(self, values: Iterable[Any]) -> None:
-        """Add several values at the end: all of them, or none where one does not fit."""
+        """Add several values at the end. If one does not fit, none is added."""
         if self._scope.index < 0:
             raise outside_of_key(self.descriptor)
         for data in [self._codec.encode(value) for value in values]:
@@ -278,7 +278,7 @@ class ListState(_Entries):
 
     def _flush(self) -> None:
         if self._held:
-            # The count goes on from key to key within a batch, so no entry of it is ever overwritten.
+            # The count continues from key to key within a batch, so that no entry of the batch is overwritten.
             suffix = self._scope.batch_id.to_bytes(8, "big") + self._count.to_bytes(4, "big")
             self._scope.writable(self.descriptor).put(self._prefix() + suffix, self._joined())
             self._count += 1
@@ -295,7 +295,7 @@ class ListState(_Entries):
 
 
 class MapState(_Entries):
-    """A map per key, one entry per map key, so that reading or writing one of them touches no other."""
+    """A map per key. Every map key is an entry of its own, so that access to one does not touch the others."""
 
     __slots__ = ("_codec", "_key_codec")
 
@@ -308,7 +308,7 @@ class MapState(_Entries):
         scope.add(self)
 
     def as_rows(self) -> Self:
-        """Make the handle take and give rows of one column as tuples of one only."""
+        """Accept and return rows of one column only as tuples of one, never as plain values."""
         self._codec.as_rows()
         self._key_codec.as_rows()
         return self
@@ -329,23 +329,23 @@ class MapState(_Entries):
         return self._scope.writable(self.descriptor).get(self._entry(key)) is not None
 
     def remove(self, key: Any) -> None:
-        """Remove a map key; nothing happens where it is not there."""
+        """Remove a map key; a missing key is not an error."""
         self._scope.writable(self.descriptor).put(self._entry(key), None)
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """The map's keys and values as they are at the call, in the order of their stored bytes."""
+        """The map's keys and values as of this call, in the order of their stored bytes."""
         entries, length = self._scan(), len(self._prefix())
         key_of, value_of = self._key_codec.decode, self._codec.decode
         return ((key_of(entry[length:]), value_of(data)) for entry, data in entries)
 
     def keys(self) -> Iterator[Any]:
-        """The map's keys as they are at the call."""
+        """The map's keys as of this call."""
         entries, length = self._scan(), len(self._prefix())
         key_of = self._key_codec.decode
         return (key_of(entry[length:]) for entry, _ in entries)
 
     def values(self) -> Iterator[Any]:
-        """The map's values as they are at the call."""
+        """The map's values as of this call."""
         entries, value_of = self._scan(), self._codec.decode
         return (value_of(data) for _, data in entries)
 

@@ -1,7 +1,7 @@
-"""Timers, kept as state: in the order of time for each key group, and the times of each key.
+"""Timers, stored as state: sorted by time within each key group, and by key.
 
-A timer is two entries: `key group | TIMERS | 0x00 | time | key bytes`, whose value is the key as user code sees it, and
-`key group | TIMES | 0x00 | key bytes | time`, empty. So it is part of every checkpoint and moves with its key group.
+A timer is two entries. `key group | TIMERS | 0x00 | time | key bytes` has the key's Python values as its value.
+`key group | TIMES | 0x00 | key bytes | time` is empty. So timers are part of checkpoints and move with their key group.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _TIME: Final = 8
 _GROUP: Final = 2
 _SHIFT: Final = 1 << 63
 _NEVER: Final = b"\xff" * (_TIME + 1)
-"""After every encoded time."""
+"""Greater than every encoded time."""
 _TIMERS_AT: Final = len(state_prefix(0, TIMERS))
 _TIMES_AT: Final = len(state_prefix(0, TIMES))
 
 Timer = bytes
-"""`time | key group | key bytes`: timers compare as they fire."""
+"""`time | key group | key bytes`. Timers sort in the order in which they fire."""
 
 
 def encode_time(time_ms: int) -> bytes:
-    """A time as bytes that sort as times do."""
+    """A time as bytes that sort like the times."""
     return (time_ms + _SHIFT).to_bytes(_TIME, "big")
 
 
@@ -50,7 +50,7 @@ def time_of(timer: Timer) -> int:
 
 
 def times_prefix(key: bytes) -> bytes:
-    """Where the times of a key are stored; `key` is its key group and key bytes. Each ends with its time."""
+    """The prefix of the stored times of a key. `key` is its key group and key bytes. Each entry ends with its time."""
     return key[:_GROUP] + TIMES.encode() + b"\0" + key[_GROUP:]
 
 
@@ -61,7 +61,7 @@ def keys_of(timers: Sequence[Timer]) -> EncodedKeys:
 
 
 class Timers:
-    """The timers of one operator subtask; registers and deletes speak of the scope's current key."""
+    """The timers of one operator subtask. `register`, `delete` and `times` concern the scope's current key."""
 
     def __init__(
         self, scope: KeyScope, groups: range, service: TimerService, encode_key: Callable[[tuple[Any, ...]], bytes]
@@ -82,11 +82,11 @@ class Timers:
         self._index.begin(self._changes(), self._scope.batch_id)
 
     def forget(self) -> None:
-        """Remember nothing of the stored timers; the next batch, whatever its id, reads them anew."""
+        """Drop the index of the stored timers. The next batch reads them again, whatever its id."""
         self._index = self._make_index()
 
     def register(self, time_ms: int) -> None:
-        """Have the current key called at `time_ms`; nothing changes where it has that timer."""
+        """Set a timer of the current key at `time_ms`. An existing timer of that time stays."""
         prefix, time = self._prefix(), _encoded(time_ms)
         timer = _timer(time, prefix)
         changes = self._changes()
@@ -95,21 +95,21 @@ class Timers:
         self._index.add(timer)
 
     def delete(self, time_ms: int) -> None:
-        """Forget a timer of the current key; nothing happens where there is none."""
+        """Delete a timer of the current key. A missing timer is not an error."""
         prefix, time = self._prefix(), _encoded(time_ms)
         timer = _timer(time, prefix)
         self._remove(timer)
         if time <= self._until:
-            self._cancelled.add(timer)  # it may be among those that have been collected to fire, and shall not
+            self._cancelled.add(timer)  # it may be among the timers already collected to fire, and must not fire
 
     def times(self) -> list[int]:
         """The times of the current key's timers, ascending."""
         return [time_of(entry[-_TIME:]) for entry, _ in self._changes().scan(self._prefix())]
 
     def due(self, until_ms: int) -> Iterator[tuple[Timer, bytes | None]]:
-        """The timers up to `until_ms`, ascending, as they are at the call, each with its encoded key if that is known.
+        """The timers up to `until_ms` as of this call, ascending, each with its encoded key if that is known.
 
-        Whoever fires one asks `cancelled` before, and calls `done` after.
+        The caller checks `cancelled` before it fires a timer, and calls `done` after it.
         """
         self._until = encode_time(until_ms)
         cancelled = self._cancelled
@@ -120,18 +120,18 @@ class Timers:
         return timer in self._cancelled
 
     def done(self, timer: Timer) -> None:
-        """The timer has fired, and goes."""
+        """Remove a timer that has fired."""
         self._remove(timer)
         self._cancelled.discard(timer)
 
     def encoded_keys(self, due: Sequence[tuple[Timer, bytes | None]]) -> list[bytes]:
-        """The encoded keys of some timers out of `due`."""
+        """The encoded keys of timers that `due` returned."""
         unread = sorted(_stored(timer) for timer, key in due if key is None)
         read = dict(zip(unread, self._changes().get_many(unread), strict=True)) if unread else {}
         return [cast(bytes, read[_stored(timer)]) if key is None else key for timer, key in due]
 
     def earliest(self) -> int | None:
-        """When the next timer is due as things stand now, or None."""
+        """The time of the next timer as of now, or None."""
         return self._index.earliest()
 
     def _remove(self, timer: Timer) -> None:
@@ -157,8 +157,8 @@ class Timers:
 class _TimerIndex(ABC):
     """Finds the earliest timers of a subtask.
 
-    What it remembers between batches is that of the last batch that was committed, and that of the batch which ran
-    last: if the next one has another id, the last was committed; if it has the same, the last try is void.
+    Between batches the index keeps the timers of the last committed batch and those of the batch that ran last. If the
+    next batch has another id, the last one was committed. If it has the same id, the last attempt is void.
     """
 
     @abstractmethod
@@ -178,9 +178,9 @@ class _TimerIndex(ABC):
 
 
 class _ScannedIndex(_TimerIndex):
-    """Reads the stored entries; remembers of each key group no more than the time of its first timer.
+    """Reads the stored entries, and keeps only the time of the first timer of each key group.
 
-    So a batch scans the key groups that have a timer due, or lost their first one, and no other.
+    So a batch scans only the key groups that have a due timer or whose first timer was removed.
     """
 
     def __init__(self, groups: range) -> None:
@@ -227,7 +227,7 @@ class _ScannedIndex(_TimerIndex):
         self._unsure.add(group)
         prefix = self._prefixes[group]
         assert self._changes is not None
-        # The end is after every key of the last due time; the scan is made here, so that it sees no later timer.
+        # The end is after every key of the last due time. The scan begins here, so that it sees no later timer.
         entries = self._changes.scan_range(prefix, prefix_end(prefix + until))
         at = len(prefix)
         return ((stored[at : at + _TIME] + group + stored[at + _TIME :], key) for stored, key in entries)
@@ -244,14 +244,14 @@ class _ScannedIndex(_TimerIndex):
 
 
 class _HeapIndex(_TimerIndex):
-    """All timers in memory, read once after the start, so that no batch has to scan for those that are due."""
+    """Keeps all timers in memory. It reads them once after the start, so that no batch scans for due timers."""
 
     def __init__(self, groups: range) -> None:
         self._groups = groups
         self._batch_id: int | None = None
         self._committed: set[Timer] | None = None
         self._heap: list[Timer] = []
-        """All of `_committed` but `_taken`; also timers that were deleted, and some twice."""
+        """All timers of `_committed` except `_taken`. It may hold deleted timers, and some timers twice."""
         self._added: set[Timer] = set()
         self._removed: set[Timer] = set()
         self._taken: list[Timer] = []
@@ -345,6 +345,6 @@ def _unstored(stored: bytes) -> Timer:
 
 def _outside_of_key() -> StrandlineError:
     return StrandlineError(
-        "a timer was used outside of process() and on_timer(): it belongs to the key that is being processed, "
-        "use it there and not in open(), close() or after the batch"
+        "a timer was used outside of process() and on_timer(): it belongs to the key that is being processed; "
+        "do not use it in open(), in close() or after the batch"
     )

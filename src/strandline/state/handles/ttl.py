@@ -1,4 +1,4 @@
-"""Time-to-live: states whose stored values begin with their expiry, and the sweep that removes what is expired."""
+"""Time to live: states whose stored values begin with their expiry time, and the sweep that removes expired ones."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ TtlUpdate = Literal["write", "read_and_write"]
 STAMP_BYTES: Final = 8
 _CHUNK: Final = 1000
 _RANGE_COST: Final = 4
-"""What opening a scan costs, in entries: a sweep over many empty key groups must end, too."""
+"""The cost of opening a scan, counted in entries, so that a sweep over many empty key groups ends too."""
 
 
 def parse_ttl(ttl: DurationLike, where: str) -> int:
-    """Milliseconds from `"1h"`, a number of seconds or a `timedelta`; raises `JobDefinitionError` for anything else."""
+    """The milliseconds of `"1h"`, a number of seconds or a `timedelta`. Raises `JobDefinitionError` for others."""
     try:
         milliseconds = round(parse_duration(ttl) * 1000)
     except ValueError as error:
@@ -53,7 +53,7 @@ def stamp_of(time_ms: int) -> bytes:
 
 
 class Expiry:
-    """The clock of one state: what is expired by now, and how long a value written now will live."""
+    """The clock of one state: which values are expired now, and when a value that is written now expires."""
 
     __slots__ = ("_ttl_ms", "now", "on_read", "stamp", "written")
 
@@ -62,20 +62,20 @@ class Expiry:
         self.on_read = on_read
         self.now = self.stamp = stamp_of(0)
         self.written = 0
-        """How many entries were written since the last sweep."""
+        """The number of entries written since the last sweep."""
 
     def begin(self, now_ms: int) -> None:
-        """Time stands still within a batch, so that a batch that runs again sees the same values."""
+        """Set the time of the batch. It is constant within a batch, so that a repeated batch sees the same values."""
         self.now = stamp_of(now_ms)
         self.stamp = stamp_of(now_ms + self._ttl_ms)
 
     def living(self, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-        """The entries that are not expired, without their stamps."""
+        """The entries that are not expired, without their expiry times."""
         now = self.now
         return ((key, data[STAMP_BYTES:]) for key, data in entries if data[:STAMP_BYTES] > now)
 
     def refresh(self, changes: ChangeSet, prefix: bytes) -> None:
-        """Let every living entry below `prefix` live as if it had been written now."""
+        """Renew the expiry time of every living entry below `prefix`, as if it were written now."""
         old = ((key, data) for key, data in changes.scan(prefix) if self.now < data[:STAMP_BYTES] != self.stamp)
         while part := list(islice(old, _CHUNK)):
             changes.put_many([key for key, _ in part], [self.stamp + data[STAMP_BYTES:] for _, data in part])
@@ -108,7 +108,7 @@ class ExpiringValueState(ValueState):
         self._put(None if value is None else self.expiry.stamp + self._encode(value))
 
     def exists(self) -> bool:
-        """Whether the key has a value; asking does not prolong its life."""
+        """Whether the key has a value. The call does not renew its expiry time."""
         return self._living() is not None
 
     def _living(self) -> bytes | None:
@@ -129,7 +129,7 @@ class ExpiringValueState(ValueState):
 
 
 class ExpiringListState(ListState):
-    """A list state whose values expire one by one: those that one batch appends to a key share a time."""
+    """A list state whose values expire. All values that one batch appends to a key expire together."""
 
     __slots__ = ("expiry",)
 
@@ -157,7 +157,7 @@ class ExpiringListState(ListState):
 
 
 class ExpiringMapState(MapState):
-    """A map state whose entries expire one by one. With "read_and_write", a read is any but `exists`."""
+    """A map state whose entries expire one by one. With "read_and_write", all reads but `exists` renew them."""
 
     __slots__ = ("expiry",)
 
@@ -251,9 +251,9 @@ class Sweep:
         self._from = b""
 
     def run(self, changes: ChangeSet) -> None:
-        """Look at the next entries, and remove the expired ones among them.
+        """Examine the next entries and remove the expired ones.
 
-        Due before the batch writes anything: then scans need not look for its own changes.
+        Call it before the batch writes anything. Then scans need not merge the batch's own changes.
         """
         count = len(self._states) * len(self._groups)
         budget = self._budget.entries
@@ -270,7 +270,7 @@ class Sweep:
                 self._range = (self._range + 1) % count
 
     def _sweep(self, changes: ChangeSet, prefix: bytes, expiry: Expiry, budget: int) -> int:
-        """Sweep one state in one key group; `_from` is empty if it was finished. Returns how many entries were seen."""
+        """Sweep one state in one key group and return the number of examined entries. `_from` is empty at its end."""
         start, self._from = self._from or prefix, b""
         seen = 0
         dead: list[bytes] = []

@@ -29,8 +29,12 @@ SPARKS = ("4.1", "4.2", "4.3")
 PYTHONS = ("3.11", "3.12", "3.13")
 
 TESTS = (
-    "tests/operators",
-    "tests/state",
+    "tests/test_pyspark_releases.py",
+    "tests/state/coding",
+    "tests/state/handles",
+    "tests/operators/aggregate",
+    "tests/operators/spark",
+    "tests/operators/windows",
     "tests/jobs/test_jobs.py",
     "tests/jobs/test_event_time.py",
     "tests/jobs/test_spark_processors.py",
@@ -38,7 +42,7 @@ TESTS = (
     "tests/jobs/test_savepoints.py",
     "tests/jobs/test_changelog.py",
 )
-"""What depends on Spark: types and rows, plans, local properties, the offset log, Python workers."""
+"""The tests of what depends on Spark: types and rows, plans, local properties, the offset log, Python workers."""
 
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "boto3", "moto[server]", "duckdb", "protobuf")
 """What the tests import beside the package itself; versions come from the lock."""

@@ -41,7 +41,8 @@ MAY_IMPORT: dict[str, str] = {
     "operators.columns": "state.coding pyspark_releases errors",
     "operators.timed": f"operators.base {STATE} errors",
     "operators.deduplicate": f"operators.base operators.columns operators.timed {STATE} errors",
-    "operators.schema_evolution": f"operators.base operators.columns {STATE} state.backends state.chunks checkpoint errors",
+    "operators.schema_evolution": f"operators.base operators.columns {STATE} state.backends state.chunks "
+    "checkpoint errors",
     "operators.process": f"operators.base operators.user_code operators.columns operators.timed {STATE} config errors",
     "operators.spark": f"operators.base operators.user_code operators.columns operators.process {STATE} "
     "pyspark_releases errors",

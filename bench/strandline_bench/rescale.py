@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyspark
+from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
@@ -29,7 +31,7 @@ from strandline_bench.timing import Say
 from strandline_bench.workload import SCHEMA, InputFile, offer
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class Parameters:
 
 def run(parameters: Parameters, say: Say, work_dir: Path | None = None) -> dict[str, Any]:
     """Measure, check the results, and return all figures as plain values. Raises `WrongResultError`."""
+    if parameters.peer:
+        check_peer()
     about = machine()
     home = Path(tempfile.mkdtemp(prefix="strandline-bench-", dir=work_dir))
     spark = session(2, parameters.keys // 100_000)
@@ -74,6 +78,14 @@ def run(parameters: Parameters, say: Say, work_dir: Path | None = None) -> dict[
         spark.stop()
         shutil.rmtree(home, ignore_errors=True)
     return {"parameters": asdict(parameters), "machine": about, **figures}
+
+
+def check_peer() -> None:
+    """Raises `ConfigError` if this release of Spark cannot repartition the state of a query."""
+    if not hasattr(SparkSession, "_streamingCheckpointManager"):
+        raise ConfigError(
+            f"Spark {pyspark.__version__} cannot repartition state, which came with Spark 4.2; use --peer none"
+        )
 
 
 def _restores(loaded: LoadedJob, files: Sequence[InputFile], parameters: Parameters, say: Say) -> dict[str, Any]:

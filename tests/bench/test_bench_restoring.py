@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
+
+from strandline.errors import ConfigError
+from strandline_bench.rescale import check_peer
 
 BENCH = [sys.executable, "-c", "from strandline_bench.cli import app; app()"]
 
@@ -56,3 +60,9 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(arguments: li
     done = subprocess.run([*BENCH, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert text in done.stderr
+
+
+def test_a_spark_that_cannot_repartition_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(SparkSession, "_streamingCheckpointManager", raising=False)
+    with pytest.raises(ConfigError, match=r"cannot repartition state.*use --peer none"):
+        check_peer()

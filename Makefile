@@ -25,11 +25,11 @@ setup: ## Java, .venv and the locked dependencies; quick when there is nothing t
 demo: setup ## count a click stream, kill a slot in the middle, check the result
 	@$(BIN)/strandline demo $(ARGS)
 
-check: setup ## the quick ones: lint, format, types, and the tests without Spark; under two minutes
+check: setup ## lint, format, types, and the tests without Spark on fewer examples; under two minutes
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
-	$(BIN)/pytest -q -n 2 -m "not spark and not faults and not slow" $(ARGS)
+	STRANDLINE_EXAMPLES=30 $(BIN)/pytest -q -n 2 -m "not spark and not faults and not slow" $(ARGS)
 
 test: setup ## every check: lint, format, types, all tests; under twenty minutes
 	$(BIN)/ruff check $(CODE)

@@ -32,6 +32,7 @@ from strandline_bench.rated_run import Mode, Settings, Timeline, covering, laten
 from strandline_bench.rated_value_state import ValueRows, check_kept, keys_of, origins, origins_of_keys
 from strandline_bench.rated_window import SLIDE_MS, WINDOW_MS, WindowRows, check_windows, drawn_keys
 from strandline_bench.workload import SEEN, WrongResultError
+from tests.examples import examples
 
 START_US = 1_700_000_000_123_000
 
@@ -142,7 +143,7 @@ class TestKeptValues:
             name: list(column) for name, column in zip(("key", "n", "before"), zip(*output, strict=True), strict=True)
         }
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(25), deadline=None)
     @given(st.lists(st.integers(0, 400), max_size=6), st.integers(0, 5))
     def test_right_rows_pass_wherever_batches_are_cut(self, cuts: list[int], seed: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -248,7 +249,7 @@ def checkpoint(number: int, batch: int, end: float, duration_ms: float = 5.0) ->
     )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=10), st.data())
 def test_latency_is_from_arrival_to_the_first_checkpoint_that_covers_the_row(
     sizes: list[int], data: st.DataObject

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from strandline.checkpoint import BatchProtocol, Round
 from strandline.checkpoint.batch import first_batch
 from strandline.errors import CheckpointError, StaleAttemptError
+from tests.examples import examples
 
 SUBTASKS = [("count", 0), ("count", 1), ("join", 0), ("join", 1)]
 
@@ -319,5 +320,5 @@ class BatchMachine(RuleBasedStateMachine):
         assert self.protocol.decided_batch == (self.committed[-1] if self.committed else -1)
 
 
-BatchMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+BatchMachine.TestCase.settings = settings(max_examples=examples(300), stateful_step_count=50, deadline=None)
 TestBatchMachine = BatchMachine.TestCase

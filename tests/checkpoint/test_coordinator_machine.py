@@ -20,6 +20,7 @@ from strandline.checkpoint import (
     SubtaskState,
 )
 from strandline.checkpoint.metadata import decode, encode, keyed_files
+from tests.examples import examples
 
 PARALLELISM = 2
 SUBTASKS = [("count", index) for index in range(PARALLELISM)]
@@ -275,5 +276,5 @@ class CoordinatorMachine(RuleBasedStateMachine):
         assert self.storage == self.orphans, "only what a crash left behind may be left"
 
 
-CoordinatorMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+CoordinatorMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestCoordinatorMachine = CoordinatorMachine.TestCase

@@ -37,6 +37,7 @@ from strandline.errors import (
     UnknownOutcomeError,
 )
 from strandline.storage import JobPaths
+from tests.examples import examples
 
 PARALLELISM = 2
 SUBTASKS = [("count", index) for index in range(PARALLELISM)]
@@ -584,5 +585,5 @@ class StorageMachine(RuleBasedStateMachine):
         assert {path for path in self.storage.files if not path.startswith(PATHS.log_dir)} == self.needed()
 
 
-StorageMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+StorageMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)
 TestStorageMachine = StorageMachine.TestCase

@@ -36,6 +36,7 @@ from strandline.state.backends.rocksdb import RocksDBBackend
 from strandline.state.backends.rocksdb_setup import RocksDBMemory
 from strandline.storage.local import LocalStorage
 from strandline.testing.backend import restorable
+from tests.examples import examples
 from tests.runtime.taskmanager.changelog.host import run_info, slot_spec
 from tests.waiting import wait_until
 
@@ -123,7 +124,7 @@ def same(backend: StateBackend, model: dict[bytes, bytes]) -> None:
     assert backend.get_many([*model, b"not there"]) == [*model.values(), None]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(any_options, any_options, batches)
 def test_state_is_kept_under_any_options_and_when_they_change(
     before: RocksDBOptions, after: RocksDBOptions, changes: list[Any]
@@ -156,7 +157,7 @@ def test_state_is_kept_under_every_profile(name: str, tmp_path: Path) -> None:
     keeps_state(tmp_path / "from", RocksDBOptions.profile(name), RocksDBOptions(), [{b"abc": b"1"}])
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(any_options)
 def test_options_survive_pickle_msgpack_and_json(options: RocksDBOptions) -> None:
     assert pickle.loads(pickle.dumps(options)) == options

@@ -17,6 +17,7 @@ from strandline.operators.base import Operator
 from strandline.operators.deduplicate import DeduplicateLimits, DeduplicateOperator
 from strandline.state.backends.factory import open_backend
 from strandline.state.coding.ddl import parse_schema
+from tests.examples import examples
 from tests.operators.clocked import ClockedSlot
 
 Make = Callable[[Operator], ClockedSlot]
@@ -36,7 +37,7 @@ def slot(tmp_path: Path) -> Make:
 keys = st.tuples(st.none() | st.sampled_from(["a", "b", "a\0"]), st.none() | st.integers(0, 2))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_passes_follows_a_plain_model(slot: Make, data: st.DataObject) -> None:
     by_event = data.draw(st.booleans(), "by event time")

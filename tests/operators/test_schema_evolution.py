@@ -36,6 +36,7 @@ from strandline.state.coding.keys import state_prefix
 from strandline.state.descriptors import StateDescriptor
 from strandline.state.handles.timers import TIMERS, TIMES
 from strandline.state.handles.ttl import stamp_of
+from tests.examples import examples
 
 GROUPS = range(2, 5)
 
@@ -179,7 +180,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_wider_rows_are_the_old_ones_with_nulls(backend: StateBackend, data: st.DataObject) -> None:
     clear(backend)

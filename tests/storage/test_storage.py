@@ -32,6 +32,7 @@ from strandline.storage import JobPaths, Storage, open_storage
 from strandline.storage.local import LocalStorage
 from strandline.storage.object_store import ObjectStorage
 from strandline.testing.storage import StorageContract
+from tests.examples import examples
 from tests.s3 import BUCKET, KEYS
 
 _roots = count()
@@ -326,7 +327,7 @@ class LocalStorageModel(RuleBasedStateMachine):
             assert all(any(folder.iterdir()) for folder in self.storage.root.rglob("*") if folder.is_dir())
 
 
-LocalStorageModel.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+LocalStorageModel.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)
 TestLocalStorageModel = LocalStorageModel.TestCase
 
 

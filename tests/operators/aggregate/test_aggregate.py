@@ -21,6 +21,7 @@ from strandline.operators.aggregate.aggregate_operator import AggregateOperator
 from strandline.operators.aggregate.limits import DEFAULT_LIMITS, GroupingLimits
 from strandline.operators.base import Operator, SubtaskInfo
 from strandline.state.coding.ddl import parse_schema
+from tests.examples import examples
 
 Make = Callable[[Operator], Any]
 moments = st.datetimes(min_value=datetime(1960, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC))
@@ -93,7 +94,7 @@ def alike(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_running_values_follow_a_plain_model(slot: Make, data: st.DataObject) -> None:
     key_types = data.draw(st.lists(st.sampled_from(sorted(KEY_TYPES)), min_size=1, max_size=2))

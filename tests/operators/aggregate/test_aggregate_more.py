@@ -22,6 +22,7 @@ from strandline.operators.aggregate.arrow_aggregate import ArrowAggregate
 from strandline.operators.aggregate.limits import DEFAULT_LIMITS, GroupingLimits
 from strandline.operators.base import Operator
 from strandline.state.coding.ddl import parse_schema
+from tests.examples import examples
 from tests.operators.windows.window_slot import at
 
 Make = Callable[[Operator], Any]
@@ -58,7 +59,7 @@ class Vwap(ArrowAggregate):
         return pc.divide(states["amount"].cast(pa.float64()), states["volume"].cast(pa.float64()))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), kind=st.sampled_from(sorted(VALUES)), small=st.booleans())
 def test_values_and_lists_follow_the_order_of_arrival(slot: Make, data: st.DataObject, kind: str, small: bool) -> None:
     aggregates = {
@@ -123,7 +124,7 @@ def test_equal_values_count_once_as_spark_sees_them(slot: Make) -> None:
     assert mini.run([(1, value) for value in values]) == [(1, 3)]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_an_aggregate_of_the_users_own_is_called_with_whole_columns(slot: Make, data: st.DataObject) -> None:
     operator = AggregateOperator(

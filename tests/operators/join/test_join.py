@@ -23,6 +23,7 @@ from strandline.operators.join.limits import DEFAULT_LIMITS, JoinLimits
 from strandline.operators.join.matching import matching
 from strandline.state.backends.factory import open_backend
 from strandline.state.coding.ddl import parse_schema
+from tests.examples import examples
 from tests.operators.clocked import ClockedSlot
 
 Make = Callable[[Operator], ClockedSlot]
@@ -113,7 +114,7 @@ class Model:
         return bool(left["us"] + 1000 * self.lower <= right["us"] <= left["us"] + 1000 * self.upper)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_comes_out_follows_a_plain_model(slot: Make, data: st.DataObject) -> None:
     timed = data.draw(st.integers(0, 3), "timed") > 0

@@ -20,6 +20,7 @@ from strandline.operators.process.arrow_context import ArrowContext
 from strandline.operators.process.arrow_operator import ArrowLimits, ArrowProcessOperator
 from strandline.operators.process.arrow_processor import ArrowProcessor
 from strandline.state.coding.ddl import parse_schema
+from tests.examples import examples
 from tests.operators.clocked import ClockedSlot
 
 Make = Callable[[Operator], ClockedSlot]
@@ -68,7 +69,7 @@ class Totals(ArrowProcessor):
         yield made.slice(1)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_state_and_output_follow_a_plain_model(slot: Make, data: st.DataObject) -> None:
     limits = DEFAULT

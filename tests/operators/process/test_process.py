@@ -22,6 +22,7 @@ from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
 from strandline.operators.process.process_operator import ProcessOperator
 from strandline.state.coding.ddl import parse_schema
+from tests.examples import examples
 
 INPUT = parse_schema("k string, x long")
 Make = Callable[[Operator], Any]
@@ -77,7 +78,7 @@ rows_of_a_batch = st.lists(
 ).map(in_order)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batches=st.lists(st.tuples(rows_of_a_batch, st.lists(st.integers(0, 20)), st.booleans()), max_size=4),
     limit=st.sampled_from([1, 2, 3, 1000]),
@@ -155,7 +156,7 @@ def test_rows_kept_beyond_their_key_are_empty(slot: Make) -> None:
     assert len(kept) == 3
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 9)), max_size=12), st.sampled_from([1, 3, 99])
 )

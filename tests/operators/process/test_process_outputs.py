@@ -18,6 +18,7 @@ from strandline.operators.process.limits import ProcessLimits
 from strandline.operators.process.process_operator import ProcessOperator
 from strandline.state.coding.ddl import parse_schema
 from strandline.testing.harness import ProcessorHarness
+from tests.examples import examples
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -46,7 +47,7 @@ def split(**more: Any) -> ProcessorHarness:
 # --- side outputs --------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     rows=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=30), limit=st.sampled_from([1, 3, 99])
 )
@@ -124,7 +125,7 @@ def at(ms: float) -> datetime:
 times = st.none() | st.integers(-3, 12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     batches=st.lists(st.tuples(st.lists(st.tuples(st.sampled_from("ab"), times)), st.integers(0, 5)), max_size=4),
     late=st.sampled_from([None, "drop", "late"]),
@@ -223,7 +224,7 @@ def folding() -> ProcessorHarness:
 numbers = st.lists(st.tuples(st.just("a"), st.none() | st.integers(-9, 9)), min_size=1, max_size=8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(batches=st.lists(st.tuples(numbers, st.booleans()), max_size=4))
 def test_folding_states_follow_a_plain_model(batches: Any) -> None:
     held: list[int] = []

@@ -17,6 +17,7 @@ from strandline.errors import JobDefinitionError, StrandlineError, UserCodeError
 from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
 from strandline.testing.harness import ProcessorHarness
+from tests.examples import examples
 
 SERVICES = ["heap", "rocksdb"]
 INPUT = "k string, op string, t long"
@@ -119,7 +120,7 @@ batch = st.tuples(
 
 
 @pytest.mark.parametrize("service", SERVICES)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     batches=st.lists(batch, max_size=8),
     limit=st.sampled_from([1, 2, 1000]),

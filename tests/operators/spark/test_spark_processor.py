@@ -24,6 +24,7 @@ from strandline.state.backends.heap import HeapBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
 from strandline.testing.harness import ProcessorHarness
+from tests.examples import examples
 
 VALUE = StructType([StructField("value", IntegerType(), True)])
 FLAVOURS: list[SparkRows] = ["row", "pandas"]
@@ -395,7 +396,7 @@ BATCH = st.lists(st.tuples(st.integers(0, 3), COMMANDS, st.integers(0, 4)), max_
 
 
 @pytest.mark.parametrize("rows", FLAVOURS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(batches=st.lists(st.tuples(BATCH, st.booleans(), st.booleans()), max_size=5))
 def test_states_are_as_the_model_says(
     rows: SparkRows, batches: list[tuple[list[tuple[int, str, int]], bool, bool]]

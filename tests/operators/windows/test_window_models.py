@@ -18,6 +18,7 @@ from strandline.operators.windows.limits import DEFAULT_WINDOW_LIMITS, WindowLim
 from strandline.operators.windows.specs import SessionWindow, SlidingWindow
 from strandline.operators.windows.window_operator import WindowOperator
 from strandline.state.coding.ddl import parse_schema
+from tests.examples import examples
 from tests.operators.windows.window_slot import WindowSlot, at
 
 INPUT = parse_schema("a string, t timestamp, b long, x long, y string")
@@ -215,7 +216,7 @@ def follow(model: Any, operator: WindowOperator, data: st.DataObject, spill: Pat
 SMALL = WindowLimits(GroupingLimits(gather_rows=3, held_groups=3, slice_rows=2), chunk_entries=4, looks_per_gap=2)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.data(),
     spec=pane_specs() | st.integers(1, 6).map(lambda gap: SessionWindow(gap * 10)),

@@ -23,6 +23,7 @@ from strandline.state.coding.ddl import parse_schema
 from strandline.state.coding.keys import key_group_range, state_prefix
 from strandline.state.descriptors import StateDescriptor
 from strandline.storage.local import LocalStorage
+from tests.examples import examples
 from tests.runtime.taskmanager.changelog.host import (
     GROUPS,
     MEMORY,
@@ -182,7 +183,7 @@ def complete(model: Model, operators: list[Declares]) -> Model:
 
 
 @pytest.mark.parametrize("kind", ["heap", "rocksdb"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(data=st.data())
 def test_entries_are_in_the_new_form_whatever_they_are_rebuilt_from(kind: str, data: st.DataObject) -> None:
     folder = Path(tempfile.mkdtemp(prefix="strandline-changed-", dir=MEMORY))

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.state.backends.base import SnapshotFile
+from tests.examples import examples
 
 
 def mark(folder: OperatorFolder, checkpoint_id: int, batch: int) -> None:
     folder.mark(checkpoint_id, batch, [SnapshotFile("f", Path("f"), 1, f"id-{checkpoint_id}", True)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_every_base_has_a_gapless_chain_and_every_usable_base_is_found(data: st.DataObject) -> None:
     """A history of batches of which some segments and snapshots are gone; whatever is left, only true chains count."""

@@ -55,6 +55,7 @@ from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, Su
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
 from strandline.storage.local import LocalStorage
+from tests.examples import examples
 from tests.runtime.taskmanager.changelog.host import upload_settings
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -638,7 +639,7 @@ class FullSnapshotSlots(SlotMachine):
 
 
 SETTINGS = settings(
-    max_examples=30,
+    max_examples=examples(30),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -674,4 +675,4 @@ TestHeapSlot.settings = SETTINGS
 TestRocksDBSlot = RocksDBSlots.TestCase
 TestRocksDBSlot.settings = SETTINGS
 TestFullSnapshotSlot = FullSnapshotSlots.TestCase
-TestFullSnapshotSlot.settings = settings(SETTINGS, max_examples=10)
+TestFullSnapshotSlot.settings = settings(SETTINGS, max_examples=examples(10))

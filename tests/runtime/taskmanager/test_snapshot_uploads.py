@@ -18,6 +18,7 @@ from strandline.errors import CheckpointError
 from strandline.runtime.protocol.messages import SnapshotReport, UploadSettings
 from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.storage.local import LocalStorage
+from tests.examples import examples
 from tests.runtime.taskmanager.changelog.host import upload_settings
 
 SUBTASKS = 3
@@ -172,7 +173,7 @@ class Uploads(RuleBasedStateMachine):
 
 
 TestUploads = Uploads.TestCase
-TestUploads.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestUploads.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 def snapshot(folder: Path, sizes: dict[str, int], subtask: int = 0) -> SubtaskSnapshot:

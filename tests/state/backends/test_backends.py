@@ -15,6 +15,7 @@ from strandline.state.backends.full_snapshot import read_full_snapshot, write_fu
 from strandline.state.backends.rocksdb import RocksDBBackend, RocksDBMemory
 from strandline.testing.backend import BackendContract, Opener, key, restorable
 from strandline.testing.backend_machine import BackendMachine
+from tests.examples import examples
 
 MODES = {"heap": ("heap", True), "rocksdb": ("rocksdb", True), "rocksdb-full": ("rocksdb", False)}
 MEMORY = 8 << 20
@@ -59,7 +60,9 @@ class RocksDBFullMachine(BackendMachine):
     kind, incremental = "rocksdb", False
 
 
-SLOW = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
 TestHeapHistories = HeapMachine.TestCase
 TestHeapHistories.settings = SLOW
 TestRocksDBHistories = RocksDBMachine.TestCase

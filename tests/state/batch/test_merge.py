@@ -20,6 +20,7 @@ from strandline.state.batch.segment import (
     write_table,
 )
 from strandline.state.chunks import CHUNK_ENTRIES
+from tests.examples import examples
 
 Changes = dict[bytes, bytes | None]
 
@@ -62,7 +63,7 @@ def entries(table: pa.Table) -> list[tuple[bytes, bytes | None]]:
     return list(zip(table.column("key").to_pylist(), table.column("value").to_pylist(), strict=True))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(SEGMENTS.filter(bool), RANGES)
 def test_merged_tables_hold_the_last_change_of_every_key_in_order(
     segments: list[Changes], key_groups: range | None
@@ -78,7 +79,7 @@ def test_merged_tables_hold_the_last_change_of_every_key_in_order(
         assert entries(read_table(target)) == entries(merged)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(SEGMENTS, RANGES, st.sampled_from([1, 2000, 1 << 20]))
 def test_changes_applied_in_their_order_give_the_state(
     segments: list[Changes], key_groups: range | None, at_once: int
@@ -92,7 +93,7 @@ def test_changes_applied_in_their_order_give_the_state(
         assert dict(sorted(state.items())) == expected(segments, key_groups)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(SEGMENTS.filter(lambda segments: sum(map(len, segments)) > 1), st.integers(1, 5))
 def test_merging_a_part_first_makes_no_difference(segments: list[Changes], split: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +140,7 @@ def segments(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return written(tmp_path_factory.mktemp("segments"), content)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.data())
 def test_one_damaged_segment_is_an_error_before_any_change_comes(segments: list[Path], data: st.DataObject) -> None:
     which = data.draw(st.integers(0, 2))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from strandline.errors import DamagedFileError, StorageFullError
 from strandline.state.batch.segment import Chunk, SegmentHeader, read_segment, write_segment
 from strandline.state.disk_full import disk_full_error
+from tests.examples import examples
 
 HEADER = SegmentHeader(generation=3, batch=1_000_012, round=1, operator="visits", subtask=2, attempt=77)
 CHUNKS: list[Chunk] = [([b"aa", b"bb"], [b"1", None]), ([b"cc"], [b""])]
@@ -29,7 +30,7 @@ def chunk_lists(draw: st.DrawFn) -> list[Chunk]:
 
 
 @given(chunks=chunk_lists(), operator=st.text(max_size=20), numbers=st.tuples(*[st.integers(0, 2**62)] * 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_segment_gives_back_what_was_sealed(
     tmp_path_factory: pytest.TempPathFactory, chunks: list[Chunk], operator: str, numbers: tuple[int, ...]
 ) -> None:
@@ -59,7 +60,7 @@ def test_any_flipped_byte_and_any_truncation_is_found(tmp_path: Path) -> None:
 
 
 @given(at=st.integers(0, 10**9), byte=st.integers(1, 255))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_flipped_byte_is_found_in_a_large_segment_too(
     tmp_path_factory: pytest.TempPathFactory, at: int, byte: int
 ) -> None:

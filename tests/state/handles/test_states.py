@@ -18,6 +18,7 @@ from strandline.state.coding.ddl import parse_schema
 from strandline.state.coding.keys import EncodedKeys, KeyEncoder
 from strandline.state.descriptors import StateDescriptor
 from strandline.state.handles.states import LIST_ENTRY_BYTES, KeyScope, ListState, MapState, ValueState
+from tests.examples import examples
 
 KEYS = ["", "a", "aa", "b", None]
 
@@ -89,7 +90,7 @@ step = st.one_of(
 visits = st.lists(st.tuples(st.integers(0, len(KEYS) - 1), st.lists(step, max_size=6)), max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     batches=st.lists(visits, max_size=4), commits=st.lists(st.booleans(), min_size=4, max_size=4), small=st.booleans()
 )

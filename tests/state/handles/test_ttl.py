@@ -15,6 +15,7 @@ from strandline.errors import JobDefinitionError
 from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.state.handles.ttl import DEFAULT_SWEEP, SweepBudget, parse_ttl
 from strandline.testing.harness import ProcessorHarness
+from tests.examples import examples
 
 TTL_MS = 10
 READS = ("get", "value?", "list", "list?", "map", "map-get", "map?", "map-keys", "map-values", "map-contains")
@@ -162,7 +163,7 @@ batch = st.tuples(rows, st.integers(0, 12), st.sampled_from(["commit", "commit",
 
 
 @pytest.mark.parametrize("update", ["write", "read_and_write"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(batches=st.lists(batch, max_size=6), swept=st.sampled_from([0, 1, 512]))
 def test_states_with_a_ttl_follow_a_plain_model(update: str, batches: Any, swept: int) -> None:
     models = {key: Model(update == "read_and_write") for key in "ab"}

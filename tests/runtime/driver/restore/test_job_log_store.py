@@ -24,6 +24,7 @@ from strandline.errors import (
 from strandline.runtime.driver.restore.job_log import KEPT_ENTRIES, JobLogStore
 from strandline.storage import JobPaths
 from strandline.storage.local import LocalStorage
+from tests.examples import examples
 
 PATHS = JobPaths("visits")
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -171,7 +172,7 @@ def test_a_rival_behind_an_unknown_outcome_is_found(tmp_path: Path) -> None:
         complete(first)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_after_a_takeover_only_the_newest_generation_completes(data: st.DataObject) -> None:
     """Two drivers, each step of either at any time, each create perhaps with an unknown outcome."""

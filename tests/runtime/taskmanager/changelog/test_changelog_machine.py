@@ -6,7 +6,6 @@ of the model, every retained checkpoint must restore to its model, and nothing m
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,6 +30,7 @@ from strandline.runtime.protocol.messages import SlotSpec
 from strandline.runtime.taskmanager.changelog.changelog import Barrier
 from strandline.runtime.taskmanager.changelog.tuning import ChangelogTuning
 from strandline.storage.local import LocalStorage
+from tests.examples import examples
 from tests.runtime.taskmanager.changelog.host import (
     GROUPS,
     JOB,
@@ -529,7 +529,7 @@ def test_whatever_happens_the_changelog_leads_to_the_state_of_the_model() -> Non
     run_state_machine_as_test(
         ChangelogMachine,
         settings=settings(
-            max_examples=int(os.environ.get("STRANDLINE_LOG_EXAMPLES", "25")),
+            max_examples=examples(25),
             stateful_step_count=12,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -26,6 +26,7 @@ from strandline.errors import CheckpointError
 from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.protocol.messages import SegmentUpload
 from strandline.runtime.taskmanager.changelog.files import ChangelogFiles, Entry, Subtask, SubtaskFiles
+from tests.examples import examples
 
 S0: Subtask = ("op", 0)
 S1: Subtask = ("op", 1)
@@ -667,7 +668,7 @@ class Changelogs(RuleBasedStateMachine):
 
 
 TestChangelogs = Changelogs.TestCase
-TestChangelogs.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestChangelogs.settings = settings(max_examples=examples(100), stateful_step_count=25, deadline=None)
 
 CHANGE: Any = ({"a"}, {"a"}, (), False)
 BEHIND: Any = ({"a"}, {"a"}, BOTH, False)

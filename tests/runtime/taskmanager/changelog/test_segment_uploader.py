@@ -20,6 +20,7 @@ from strandline.storage import JobPaths, Storage
 from strandline.storage.checksums import checksum_text
 from strandline.storage.local import LocalStorage
 from strandline.testing.faults import FaultyStorage
+from tests.examples import examples
 
 PATHS = JobPaths("job")
 
@@ -96,7 +97,7 @@ def test_nothing_to_upload_is_no_request(storage: LocalStorage, make: Make) -> N
     assert uploader.figures.requests == 0
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.lists(st.binary(max_size=12), max_size=8))
 def test_large_groups_are_several_files(tmp_path_factory: pytest.TempPathFactory, contents: list[bytes]) -> None:
     folder = tmp_path_factory.mktemp("groups")

@@ -17,6 +17,7 @@ def summary(**facts: object) -> RunSummary:
         "status": sl.RunStatus.RUNNING,
         "generation": 3,
         "batches": 1234,
+        "rows": 56789,
         "last_checkpoint": None,
         "error": None,
     }
@@ -24,7 +25,10 @@ def summary(**facts: object) -> RunSummary:
 
 
 def test_a_run_without_a_checkpoint_in_one_line() -> None:
-    assert summary_text(summary()) == "<JobRun 'visits' running: generation 3, batches 1,234, last checkpoint none>"
+    assert (
+        summary_text(summary())
+        == "<JobRun 'visits' running: generation 3, batches 1,234, rows 56,789, last checkpoint none>"
+    )
 
 
 def test_the_last_checkpoint_is_shown_with_its_age_and_size() -> None:

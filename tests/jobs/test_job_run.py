@@ -95,6 +95,6 @@ def test_a_run_tells_its_figures_and_processes_as_structs(place: Place) -> None:
     assert len(set(processes.pids)) == 3
     assert processes.as_dict()["task_managers"][0]["slots"][1]["pid"] == processes.slots[1].pid
 
-    assert shown.startswith("<JobRun 'visits' running: generation 1, batches 1, ")
+    assert shown.startswith("<JobRun 'visits' running: generation 1, batches 1, rows 3, ")
     assert "last checkpoint 1 (" in shown
     assert "<th>status</th><td>running</td>" in table

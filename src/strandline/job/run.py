@@ -10,7 +10,7 @@ from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import ConfigError, StrandlineError
 from strandline.job.run_summary import summary_html, summary_text
 from strandline.progress import steps
-from strandline.runtime.driver.figures import RunFigures, RunProcesses, SlotProcess, TaskManagerProcess
+from strandline.runtime.driver.figures import RunFigures, RunProcesses
 from strandline.runtime.driver.recoveries import Recovery, Rescaling
 from strandline.runtime.driver.restore.savepoints import SavepointFormat
 from strandline.runtime.driver.run import Run
@@ -50,7 +50,7 @@ class JobRun:
                 error.add_note(f"the run could not be cancelled: {failure}")
 
     def __repr__(self) -> str:
-        """Name, status, generation, batches and last checkpoint, from what the driver knows: no call, no waiting."""
+        """Name, status, generation, batches, rows and last checkpoint, as far as the driver knows; it never waits."""
         return summary_text(self._run.summary())
 
     def _repr_html_(self) -> str:
@@ -160,14 +160,7 @@ class JobRun:
 
         The call asks every task manager, and leaves out those that do not answer within seconds.
         """
-        managers = []
-        for identity, manager in self._run.processes().items():
-            slots = sorted(
-                (SlotProcess(int(index), slot["pid"], slot["alive"]) for index, slot in manager["slots"].items()),
-                key=lambda slot: slot.index,
-            )
-            managers.append(TaskManagerProcess(identity, manager["pid"], tuple(slots)))
-        return RunProcesses(tuple(managers))
+        return self._run.processes()
 
     def figures(self) -> RunFigures:
         """Returns counts of the run: batches, rows, restarts, replaced slots, state size, memory, changelog.

@@ -26,6 +26,7 @@ def _facts(run: RunSummary) -> list[tuple[str, str]]:
         ("status", str(run.status)),
         ("generation", str(run.generation) if run.generation else "none"),
         ("batches", f"{run.batches:,}"),
+        ("rows", f"{run.rows:,}"),
         ("last checkpoint", _checkpoint(run.last_checkpoint)),
     ]
     return facts if run.error is None else [*facts, ("error", _first_line(run.error))]

@@ -76,6 +76,8 @@ class BatchFunction:
         self.generation = generation
         self.failure: StrandlineError | None = None
         self.batches = 0
+        self._rows: dict[int, int] = {}
+        """The rows that each slot has taken in, as of its last answer."""
         self.rounds_repeated = 0
         self.replaced_slots = 0
         self.busy = threading.Lock()
@@ -91,6 +93,11 @@ class BatchFunction:
         """Batches begin only while it is set."""
         self._gate.set()
         self._ending = threading.Event()
+
+    @property
+    def rows(self) -> int:
+        """How many rows the slots have taken in, summed over the stateful steps. A replaced slot counts from 0."""
+        return sum(list(self._rows.values()))  # a copy, because another thread may add a slot meanwhile
 
     @property
     def decided(self) -> int:
@@ -306,6 +313,7 @@ class BatchFunction:
 
     def _note_prepared(self, round_: Round) -> None:
         for index, status in self._cluster.collect_prepared(round_.batch, round_.number).items():
+            self._rows[index] = status.rows
             for operator, prepared in status.prepared.items():
                 if prepared is not None and tuple(prepared) == (round_.batch, round_.number):
                     self._protocol.prepared(operator, index, status.incarnation, round_, None)

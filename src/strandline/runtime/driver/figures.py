@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import StrandlineError
 from strandline.runtime.driver.status import RunStatus
+from strandline.runtime.protocol.taskmanager_calls import TaskManagerInfo
 
 
 class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,12 +70,6 @@ class ChangelogFigures(_Facts, frozen=True):
     materialized_bytes: int = 0
     merges: int = 0
     """How often the segments of a long changelog were merged."""
-
-    @classmethod
-    def of(cls, totals: Mapping[str, float]) -> Self:
-        """The figures from sums by name; only durations are fractions."""
-        whole = {name: value if name.endswith("_ms") else round(value) for name, value in totals.items()}
-        return msgspec.convert(whole, cls)
 
 
 class RunFigures(_Facts, frozen=True):
@@ -149,5 +144,26 @@ class RunSummary:
     status: RunStatus
     generation: int
     batches: int
+    rows: int
     last_checkpoint: CheckpointStats | None
     error: StrandlineError | None
+
+
+def changelog_figures(totals: Mapping[str, float]) -> ChangelogFigures:
+    """The figures of the changelog from sums by name; only durations are fractions."""
+    whole = {name: value if name.endswith("_ms") else round(value) for name, value in totals.items()}
+    return msgspec.convert(whole, ChangelogFigures)
+
+
+def run_processes(managers: Iterable[TaskManagerInfo]) -> RunProcesses:
+    """The processes that task managers describe, in the order of their identities and of the slots' numbers."""
+    return RunProcesses(
+        tuple(
+            TaskManagerProcess(
+                manager.identity,
+                manager.pid,
+                tuple(SlotProcess(index, slot.pid, slot.alive) for index, slot in sorted(manager.slots.items())),
+            )
+            for manager in sorted(managers, key=lambda manager: manager.identity)
+        )
+    )

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from strandline.errors import StrandlineError
 from strandline.runtime.driver.batches import BatchFunction, error_in_task
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Cluster
-from strandline.runtime.driver.figures import ChangelogFigures
+from strandline.runtime.driver.figures import RestoreFigures, RunFigures, StateMemory, changelog_figures
 from strandline.runtime.driver.recoveries import Recovery
 from strandline.runtime.protocol.slot_calls import Query
 
@@ -131,39 +133,29 @@ class Generation:
         found = [pickle.loads(answer) for answer in self._cluster.query(Query(uid, state, pickle.dumps(key)))]
         return next((value for value in found if value not in (None, [], {})), found[0])
 
-    def figures(self) -> dict[str, Any]:
-        rows = late = state = memory = 0
-        budgets, used = [], []
-        for slot in self._cluster.slot_figures():
-            budgets.append(slot.budget_bytes)
-            used.append(slot.used_bytes)
-            for figures in slot.operators.values():
-                rows += figures.rows
-                late += figures.late_rows
-                state += figures.state_bytes
-                memory += figures.memory_bytes
+    def figures(self, of_run: RunFigures) -> RunFigures:
+        """`of_run` with the figures of this generation. Slots that do not answer are left out."""
+        slots = self._cluster.slot_figures()
+        operators = [figures for slot in slots for figures in slot.operators.values()]
         changelog = self._cluster.changelog_figures()
-        return {
-            "generation": self.number,
-            "parallelism": self.parallelism,
-            "restore": {
-                "duration_ms": self.opened.duration_ms,
-                "local_bytes": self.opened.local_bytes,
-                "durable_bytes": self.opened.durable_bytes,
-            },
-            "batches": self.batch_function.batches,
-            "rows": rows,
-            "late_rows": late,
-            "state_bytes": state,
-            "state_memory_bytes": memory,
-            "state_memory": {
-                "executor_budget_bytes": self._state_memory,
-                "slot_budget_bytes": min(budgets, default=0),
-                "used_bytes": sum(used),
-                "most_used_bytes": max(used, default=0),
-            },
-            "changelog": ChangelogFigures.of(changelog) if changelog else None,
-        }
+        return msgspec.structs.replace(
+            of_run,
+            generation=self.number,
+            parallelism=self.parallelism,
+            batches=self.batch_function.batches,
+            rows=sum(figures.rows for figures in operators),
+            late_rows=sum(figures.late_rows for figures in operators),
+            state_bytes=sum(figures.state_bytes for figures in operators),
+            state_memory_bytes=sum(figures.memory_bytes for figures in operators),
+            restore=RestoreFigures(self.opened.duration_ms, self.opened.local_bytes, self.opened.durable_bytes),
+            state_memory=StateMemory(
+                executor_budget_bytes=self._state_memory,
+                slot_budget_bytes=min((slot.budget_bytes for slot in slots), default=0),
+                used_bytes=sum(slot.used_bytes for slot in slots),
+                most_used_bytes=max((slot.used_bytes for slot in slots), default=0),
+            ),
+            changelog=changelog_figures(changelog) if changelog else None,
+        )
 
     def close(self) -> None:
         """End the query and the checkpoints; slots are the cluster's business."""

@@ -11,8 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from strandline.checkpoint.stats import CheckpointHistory, CheckpointStats
 from strandline.config import Config
 from strandline.errors import (
@@ -27,7 +25,7 @@ from strandline.progress import Step
 from strandline.runtime.driver.batches import FATAL, BatchFunction
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.cluster_setup import absolute_location, make_cluster
-from strandline.runtime.driver.figures import RunFigures, RunSummary
+from strandline.runtime.driver.figures import RunFigures, RunProcesses, RunSummary, run_processes
 from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.opening import GenerationRequest, RunContext, open_generation
 from strandline.runtime.driver.plan import Graph
@@ -362,6 +360,7 @@ class Run:
             status=self.status,
             generation=generation.number if generation is not None else 0,
             batches=generation.batch_function.batches if generation is not None else 0,
+            rows=generation.batch_function.rows if generation is not None else 0,
             last_checkpoint=self._history.last_completed,
             error=self.error,
         )
@@ -460,24 +459,15 @@ class Run:
         """The value of a state for one key, as of the last commit."""
         return self._running().query(uid, state, key if isinstance(key, tuple) else (key,))
 
-    def processes(self) -> dict[str, Any]:
+    def processes(self) -> RunProcesses:
         """The run's task managers and slots with their process ids."""
         if self._cluster is None or self._done.is_set():
-            return {}
-        return {info.identity: msgspec.to_builtins(info) for info in self._cluster.processes()}
+            return RunProcesses()
+        return run_processes(self._cluster.processes())
 
     def figures(self) -> RunFigures:
         """Counts of the whole run, and the figures of the present generation."""
         generation = self._generation
         totals = self._totals if generation is None else self._totals.plus(generation.batch_function)
-        facts: dict[str, Any] = generation.figures() if generation is not None else {}
-        return msgspec.convert(
-            {
-                **facts,
-                "status": self.status,
-                "restarts": self.restarts,
-                "rounds_repeated": totals.rounds_repeated,
-                "replaced_slots": totals.replaced_slots,
-            },
-            RunFigures,
-        )
+        figures = RunFigures(self.status, self.restarts, totals.rounds_repeated, totals.replaced_slots)
+        return figures if generation is None else generation.figures(figures)

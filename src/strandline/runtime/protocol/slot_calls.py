@@ -34,6 +34,8 @@ class SlotStatus(msgspec.Struct, frozen=True):
     """The segments of what is prepared."""
     committed: dict[str, int]
     """The last committed batch of each operator."""
+    rows: int
+    """How many rows the operators have taken in, all together, since the slot started."""
     failure: BatchFailure | None
 
 

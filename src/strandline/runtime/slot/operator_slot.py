@@ -85,7 +85,8 @@ class OperatorSlot:
         self._savepoints = ThreadPoolExecutor(1, thread_name_prefix=f"savepoint-{operator.uid}")
         self._snapshots: dict[int, LocalSnapshot] = {}
         self._newest_snapshot: int | None = None
-        self._rows = 0
+        self.rows = 0
+        """How many rows the operator has taken in since the slot started."""
         self._late_rows = 0
         self._ran = False
         self.output_schema = recorded_schema(operator)
@@ -184,7 +185,7 @@ class OperatorSlot:
 
     def _counted(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in rows:
-            self._rows += batch.num_rows
+            self.rows += batch.num_rows
             yield batch
 
     def discard(self) -> None:
@@ -317,7 +318,7 @@ class OperatorSlot:
     def figures(self) -> OperatorFigures:
         """Rows worked on by this incarnation, and what its state takes up."""
         return OperatorFigures(
-            rows=self._rows,
+            rows=self.rows,
             late_rows=self._late_rows,
             state_bytes=self._backend.size_bytes(),
             memory_bytes=self._backend.memory_bytes(),

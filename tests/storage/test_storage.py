@@ -351,7 +351,7 @@ def test_a_server_that_does_not_answer_leaves_a_write_unknown() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         storage = open_storage("s3://bucket/x", {"endpoint": endpoint, "timeout": "300ms", **KEYS})
-        with pytest.raises(UnknownOutcomeError, match=r"s3://bucket/x/log/1.*read back"):
+        with pytest.raises(UnknownOutcomeError, match=r"s3://bucket/x/log/1.*read it back"):
             storage.create("log/1", b"1")
 
 

@@ -1,4 +1,4 @@
-"""Checksums of files, as checkpoint metadata holds them."""
+"""Checksums of files, in the form that checkpoint metadata stores."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def checksum(path: Path) -> str:
 
 
 def checksum_text(crc32: int) -> str:
-    """A checksum as checkpoint metadata holds it."""
+    """A CRC-32 in the form that checkpoint metadata stores."""
     return f"crc32:{crc32:08x}"

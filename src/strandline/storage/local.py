@@ -1,4 +1,4 @@
-"""Durable storage in a file system: the local disk, or a network mount that every host sees."""
+"""Durable storage in a file system: the local disk, or a network mount that every host can access."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class LocalStorage(Storage):
-    """Files below one folder, which is made by the first write.
+    """Files below one folder. The first write creates the folder.
 
-    A file comes into being under a temporary name, is synced, and gets its own name in one step: by a rename where it
-    may replace another, by a hard link where it may not. Folders are synced too, so a new name survives a power cut.
+    A file is written under a temporary name and synced. Then it gets its final name in one step: by a rename if it may
+    replace another file, by a hard link if it may not. Folders are synced too, so that names survive a power cut.
     """
 
     def __init__(self, url: str) -> None:
@@ -105,12 +105,12 @@ class LocalStorage(Storage):
         return self.root / checked_path(path)
 
     def _put(self, path: str, fill: Callable[[Path], None], name: Callable[[Path, Path], None]) -> None:
-        """Make a file under a temporary name with `fill`, then give it its own name with `name`."""
+        """Write a file under a temporary name with `fill`, then give it its final name with `name`."""
         target = self._at(path)
         temporary = _temporary(target)
         try:
             with _translated(target):
-                # The temporary file also keeps the folder from being removed as empty by a delete next door.
+                # While the temporary file exists, a concurrent delete cannot remove the folder as empty.
                 self._in_folder(target.parent, lambda: temporary.touch(exist_ok=False))
                 fill(temporary)
                 name(temporary, target)
@@ -129,20 +129,20 @@ class LocalStorage(Storage):
         try:
             os.link(temporary, target)
         except FileExistsError:
-            # Over NFS the reply to a link that worked can be lost, and its repetition then finds the link there.
+            # Over NFS, the reply to a successful link can be lost. The repeated call then finds the link.
             if temporary.stat().st_nlink == 2:
                 return
-            raise AlreadyExistsError(f"{target} exists already, and was to be created only if it did not") from None
+            raise AlreadyExistsError(f"{target} cannot be created: it exists already") from None
         except OSError as e:
             if e.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
                 raise StorageError(
-                    f"cannot create {target}: {e.strerror}; the file system has no hard links, which keep two drivers "
-                    "apart; put the checkpoints on one that has, or on an object store"
+                    f"cannot create {target}: {e.strerror}; the file system has no hard links, which are needed to "
+                    "fence drivers; use a file system with hard links, or an object store"
                 ) from e
             raise
 
     def _in_folder(self, folder: Path, act: Callable[[], T]) -> T:
-        """Do `act` in `folder`, made if need be; a delete at the same time may remove it while it is still empty."""
+        """Call `act` with an existing `folder`. Repeats it if a concurrent delete removes the folder."""
         for _ in range(20):
             try:
                 _make_folder(folder)
@@ -153,19 +153,19 @@ class LocalStorage(Storage):
         return act()
 
     def _prune(self, folder: Path) -> None:
-        """Remove `folder` and the folders above it as far as they are empty, but never the root."""
+        """Remove `folder` and the folders above it while they are empty, but never the root."""
         while folder != self.root and self.root in folder.parents:
             try:
                 folder.rmdir()
             except FileNotFoundError:
                 pass
             except OSError:
-                return  # Not empty, or not ours to remove: a folder left over does no harm.
+                return  # Not empty, or no permission. A folder that stays does no harm.
             folder = folder.parent
 
 
 def copy_out(target: Path, fill: Callable[[Path], None]) -> None:
-    """Make the local file `target` with `fill`, which is given a temporary path; on an error, `target` is untouched."""
+    """Write the local file `target` with `fill`, which gets a temporary path. On an error, `target` does not change."""
     temporary = _temporary(target)
     try:
         with _translated(target):
@@ -177,18 +177,18 @@ def copy_out(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _collect(folder: Path, prefix: str, after: str | None) -> Iterator[StoredFile]:
-    """Every file below `folder`, in no order; folders that `after` rules out are not read."""
+    """Every file below `folder`, unordered. Folders without paths greater than `after` are not read."""
     with _translated(folder), suppress(*_NO_FILE), os.scandir(folder) as entries:
         for entry in entries:
             path = f"{prefix}{entry.name}"
             if entry.name.startswith(TEMPORARY):
                 continue
             if entry.is_dir():
-                # Every path below begins with `path/`, so all are greater than `after`, or none, or `after` is one.
+                # All paths below begin with `path/`. So all, or none, are greater than `after`, unless it lies below.
                 if after is None or f"{path}/" > after or after.startswith(f"{path}/"):
                     yield from _collect(folder / entry.name, f"{path}/", after)
             elif after is None or path > after:
-                with suppress(FileNotFoundError):  # Deleted since the folder was read.
+                with suppress(FileNotFoundError):  # The file was deleted after the folder was read.
                     stat = entry.stat()
                     yield StoredFile(path, stat.st_size, stat.st_mtime)
 
@@ -220,7 +220,7 @@ def _copy(source: Path, target: Path, *, sync: bool) -> None:
         shutil.copyfile(source, target)
         return
     with source.open("rb") as incoming, target.open("wb") as stream:
-        # Piece by piece: while the disk takes a large one, everybody else's small files wait.
+        # Sync in pieces, because small files of others wait while the disk writes a large piece.
         while piece := incoming.read(_SYNCED_BYTES):
             stream.write(piece)
             stream.flush()
@@ -255,7 +255,7 @@ def _missing(file: Path) -> NotFoundError:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """`_translated`, and a folder in the place of a file counts as a missing file."""
+    """Like `_translated`, but a folder in place of the file counts as a missing file."""
     with _translated(file):
         try:
             yield
@@ -265,7 +265,7 @@ def _reading(file: Path) -> Iterator[None]:
 
 @contextmanager
 def _translated(file: Path) -> Iterator[None]:
-    """Turn what the operating system reports about `file` into our errors."""
+    """Translate errors of the operating system about `file` into `StorageError`s."""
     try:
         yield
     except OSError as e:
@@ -286,11 +286,11 @@ def _translated(file: Path) -> Iterator[None]:
 
 @contextmanager
 def _name_synced(file: Path) -> Iterator[None]:
-    """The file has its name; if the folder cannot be synced, nobody knows whether it keeps it."""
+    """Raise `UnknownOutcomeError` if the folder of a new name cannot be synced: the name may be lost in a crash."""
     try:
         yield
     except FileNotFoundError:
-        return  # Somebody emptied and removed the folder since, so there is no name left to make durable.
+        return  # Another caller has removed the folder since, so there is no name to make durable.
     except OSError as e:
         raise UnknownOutcomeError(
             f"{file} was written, but its folder could not be synced ({e.strerror or e}); read it back to see whether "

@@ -40,17 +40,17 @@ _PARTS_AT_ONCE = 4
 class ObjectStorage(Storage):
     """Objects below one prefix of a bucket.
 
-    Settings and credentials come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_REGION`, `AWS_ENDPOINT_URL`, ...) and
-    from `options`, which go first. An endpoint with `http://` needs no other switch. Creating needs a store with
-    conditional writes: S3, GCS and Azure have them.
+    Settings and credentials come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_REGION`, `AWS_ENDPOINT_URL`, ...).
+    `options` override them. An endpoint with `http://` needs no other setting. `create` needs a store with conditional
+    writes, which S3, GCS and Azure have.
     """
 
     def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
         self.url = url.rstrip("/")
         given = dict(options or {})
         self._store = _open(self.url, given, {})
-        # A repeated conditional write can meet its own first attempt and call it another writer's. So a create is sent
-        # once; what it leaves open is an unknown outcome, which the caller settles by reading back.
+        # A retry of a conditional write can find the object of its own first attempt and report a conflict. So a create
+        # is sent only once. If its outcome is unknown, the caller reads the object back.
         self._create_store = _open(self.url, given, {"max_retries": 0})
 
     def read(self, path: str) -> bytes:
@@ -65,7 +65,7 @@ class ObjectStorage(Storage):
             try:
                 return bytes(obstore.get_range(self._store, checked_path(path), start=offset, length=length))
             except reported.BaseError:
-                # Stores refuse a range that begins behind the end; what they say of it differs.
+                # Stores refuse a range that begins after the end, with different errors.
                 if obstore.head(self._store, checked_path(path))["size"] <= offset:
                     return b""
                 raise
@@ -89,7 +89,7 @@ class ObjectStorage(Storage):
         copy_out(target, lambda temporary: self._fetch(path, temporary))
 
     def rename(self, source: str, target: str) -> None:
-        if not self.exists(source):  # The store's own report would name the target.
+        if not self.exists(source):  # The store's own error would name the target.
             raise self._missing(source)
         if source == target:  # S3 refuses to copy an object to itself.
             return
@@ -105,7 +105,7 @@ class ObjectStorage(Storage):
             try:
                 obstore.delete(self._store, doomed)
             except FileNotFoundError:
-                # Some stores report a missing object, and a report ends the whole call.
+                # Some stores report a missing object, and the error ends the whole call.
                 for path in doomed:
                     self._delete_one(path)
 
@@ -137,7 +137,7 @@ class ObjectStorage(Storage):
             chunks = iter(obstore.get(self._store, checked_path(path)).stream(min_chunk_size=_PART))
         with file.open("wb") as stream:
             while True:
-                # Only the store's part is translated here: a full local disk is the caller's to name.
+                # Translate only errors of the store. The caller names a full local disk.
                 with self._translated(path):
                     chunk = next(chunks, None)
                 if chunk is None:
@@ -155,7 +155,7 @@ class ObjectStorage(Storage):
 
     @contextmanager
     def _translated(self, path: str, *, writes: bool = False) -> Iterator[None]:
-        """Turn what obstore reports into our errors; a failure while it `writes` may have an unknown outcome."""
+        """Translate errors of obstore into `StorageError`s. With `writes`, a failure may have an unknown outcome."""
         where = self._at(path)
         try:
             yield
@@ -163,9 +163,9 @@ class ObjectStorage(Storage):
             raise self._missing(path) from e
         except (reported.AlreadyExistsError, reported.PreconditionError) as e:
             if "ConditionalRequestConflict" in str(e):
-                # S3 saw another request for this object under way, and did not decide between them.
-                raise UnknownOutcomeError(f"another request for {where} was under way; read back, then decide") from e
-            raise AlreadyExistsError(f"{where} exists already, and was to be created only if it did not") from e
+                # S3 saw another request for this object in progress and decided neither.
+                raise UnknownOutcomeError(f"another request for {where} was in progress; read the object back") from e
+            raise AlreadyExistsError(f"{where} cannot be created: it exists already") from e
         except (reported.PermissionDeniedError, reported.UnauthenticatedError) as e:
             raise StorageError(
                 f"the object store refused access to {where}: {_summary(e)}; check the credentials and their rights"
@@ -177,8 +177,7 @@ class ObjectStorage(Storage):
             refused = status is not None and 400 <= status < 500 and status != 408
             if writes and isinstance(e, reported.GenericError) and not refused:
                 raise UnknownOutcomeError(
-                    f"writing {where} failed half-way: {_summary(e)}; it may have happened, so read back before "
-                    "anything else"
+                    f"writing {where} failed: {_summary(e)}; the object may have been written, so read it back first"
                 ) from e
             raise StorageError(f"the object store failed at {where}: {_summary(e)}") from e
         except (OSError, ValueError) as e:
@@ -192,7 +191,7 @@ def _open(url: str, options: Mapping[str, str], retry: dict[str, int]) -> Object
     endpoints += [os.environ[name] for name in _ENDPOINT_VARIABLES if name in os.environ]
     if endpoints and endpoints[0].lower().startswith("http://"):
         client.setdefault("allow_http", "true")
-    # obstore's types want literal keys of one store's settings; these are a user's, and obstore checks them itself.
+    # obstore's types require literal keys. These keys come from the user, and obstore checks them at run time.
     settings: dict[str, Any] = {"config": config, "client_options": client, "retry_config": retry or None}
     try:
         return from_url(url, **settings)
@@ -203,12 +202,12 @@ def _open(url: str, options: Mapping[str, str], retry: dict[str, int]) -> Object
 
 
 def _summary(error: Exception) -> str:
-    """The first line of obstore's report; the rest is its internals."""
+    """The first line of obstore's message. The rest describes its internals."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status that the store answered with, if it answered at all."""
+    """The HTTP status of the store's answer, or None if it did not answer."""
     match = re.search(r"status code: (\d{3})", str(error))
     return int(match.group(1)) if match else None

@@ -22,13 +22,13 @@ from strandline.state.backends.factory import RestoredFile
 
 
 class Opener(Protocol):
-    """Opens a backend in a directory that does not exist yet: empty, or from the files of a snapshot."""
+    """Opens a backend, empty or from the files of a snapshot, in a directory that does not exist yet."""
 
     def __call__(self, directory: Path, files: Sequence[RestoredFile] = ()) -> StateBackend: ...
 
 
 def restorable(files: Sequence[SnapshotFile]) -> list[RestoredFile]:
-    """The files of a snapshot as if they had been uploaded and fetched again."""
+    """The files of a snapshot, as if they had been uploaded and downloaded again."""
     return [RestoredFile(file.name, file.path, file.identity, file.shared) for file in files]
 
 
@@ -38,7 +38,7 @@ def key(group: int, rest: bytes = b"") -> bytes:
 
 
 class BackendContract:
-    """What the runtime relies on in a backend."""
+    """The behaviour of a backend that the runtime relies on."""
 
     @pytest.fixture
     def open_backend(self) -> Opener:
@@ -111,7 +111,7 @@ class BackendContract:
         assert backend.memory_bytes() >= 0
 
     def test_scans_that_wait_still_stop_at_their_ends(self, backend: StateBackend) -> None:
-        """The bound of a scan must live as long as the scan, though the caller's bytes are gone."""
+        """A scan must keep its end bound alive, even if the caller's bytes object is gone."""
         keys = [key(i % 4, b"%04d" % i) for i in range(800)]
         backend.apply(keys, keys)
         scans = [backend.scan(key(i % 4), key(i % 4 + 1)) for i in range(400)]
@@ -177,7 +177,7 @@ class BackendContract:
     def test_one_identity_means_the_same_bytes(
         self, backend: StateBackend, open_backend: Opener, tmp_path: Path
     ) -> None:
-        """Two backends restored from one snapshot number their new files alike; their identities must differ."""
+        """Two backends restored from one snapshot give new files the same names, so identities must differ."""
         backend.apply([b"aa"], [b"common"])
         files = restorable(backend.snapshot(tmp_path / "base").write())
         seen: dict[str, bytes] = {file.identity: file.path.read_bytes() for file in files}

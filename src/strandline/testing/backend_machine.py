@@ -1,4 +1,4 @@
-"""Random histories of batches, commits, snapshots and restores, run on a backend and on a plain dict side by side."""
+"""Runs random histories of batches, commits, snapshots and restores on a backend, and compares it with a dict."""
 
 from __future__ import annotations
 

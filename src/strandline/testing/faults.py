@@ -1,7 +1,7 @@
-"""A storage that is slow or fails on purpose, in every process of a run because its URL says so.
+"""A storage that is slow or fails on purpose. Its URL selects it, so every process of a run has the same faults.
 
-`faulty+file:///folder` is the storage `file:///folder` with the faults that the storage options name; any other storage
-works as well (`faulty+s3://...`), and gets the options that are not listed in `FaultOptions`.
+`faulty+file:///folder` is the storage `file:///folder` with the faults that the storage options name. Other storages
+work too (`faulty+s3://...`). They get the options that are not listed in `FaultOptions`.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ from strandline.errors import ConfigError, StorageError
 from strandline.storage import Storage, StoredFile, open_storage
 
 PREFIX = "faulty+"
-"""How the URL of such a storage begins."""
+"""The prefix of the URL of such a storage."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultOptions:
-    """The faults, as storage options name them; texts, for that is what storage options are."""
+    """The faults, as storage options. All values are strings, because storage options are strings."""
 
     bytes_per_second: str = ""
-    """The rate of uploads, and of downloads if `slow_pattern` names them, which a process makes one after the other; or
-    a local file that holds the rate, so that a test can change it meanwhile."""
+    """The total rate of all slow calls of a process, or the path of a local file that holds the rate, so that a test
+    can change it during a run."""
     slow_pattern: str = ""
-    """Only calls whose text `operation path` this regular expression finds are slowed down; default: all uploads."""
+    """Calls whose text `operation path` matches this regular expression are slow. Default: all uploads."""
     fail_pattern: str = ""
-    """Calls whose text `operation path` this regular expression finds fail, without any effect."""
+    """Calls whose text `operation path` matches this regular expression fail without any effect."""
     fail_times: str = ""
-    """How many calls fail before the rest go well; default: all. Counted over all processes if there is a `switch`."""
+    """The number of matching calls that fail; later ones succeed. Default: all fail. With a `switch`, all processes
+    count together."""
     kill_pattern: str = ""
-    """The process that makes a call whose text `before operation path`, or `after operation path`, this regular
-    expression finds is killed at that moment, as with kill -9."""
+    """A process is killed, as with kill -9, when it makes a call whose text `before operation path` or
+    `after operation path` matches this regular expression."""
     switch: str = ""
-    """A local file that every process sees: there are faults only while it exists, and whoever waits because of a rate
-    goes on when it is gone. Default: always."""
+    """A local file that all processes can access. Faults happen only while it exists. Calls that wait because of the
+    rate continue when it is deleted. Default: faults always happen."""
     journal: str = ""
-    """A local file that gets a line for every call that has ended: `operation path`, with `failed ` before it if so."""
+    """A local file that gets a line for every finished call: `operation path`, or `failed operation path`."""
 
     @classmethod
     def taken_from(cls, options: Mapping[str, str]) -> tuple[FaultOptions, dict[str, str]]:
-        """The faults among `options`, and the other options. A value that cannot be used is a `ConfigError`."""
+        """Split `options` into the faults and the other options. Raises `ConfigError` for an invalid value."""
         names = {field.name for field in fields(cls)}
         faults = cls(**{name: value for name, value in options.items() if name in names})
         for name in ("fail_times", "slow_pattern", "fail_pattern", "kill_pattern"):
@@ -61,7 +62,7 @@ class FaultOptions:
         return faults, {name: value for name, value in options.items() if name not in names}
 
     def rate(self) -> float:
-        """The bytes per second at this moment. One that cannot be used is a `ConfigError`."""
+        """The bytes per second at this moment. Raises `ConfigError` for an invalid value."""
         given = self.bytes_per_second or "inf"
         text = Path(given).read_text() if given.startswith("/") else given
         try:
@@ -77,10 +78,10 @@ class FaultyStorage(Storage):
     """Another storage, with faults."""
 
     def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
-        """Open the storage behind `url`, which begins with `PREFIX`."""
+        """Open the storage that follows `PREFIX` in `url`."""
         self._faults, others = FaultOptions.taken_from(options or {})
         self._inner = open_storage(url.removeprefix(PREFIX), others)
-        # The root is that of the inner storage, absolute, so that the same URL means the same place everywhere.
+        # The absolute root of the inner storage, so that the URL names the same place in every process.
         inner = self._inner.url
         self.url = PREFIX + (inner if "://" in inner else f"file://{inner}")
         self._lock = threading.Lock()
@@ -119,7 +120,7 @@ class FaultyStorage(Storage):
             self._inner.rename(source, target)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """One call for every file, so that the pattern can name one of them."""
+        """Delete file by file, so that a pattern can match a single one."""
         for path in paths:
             with self._call("delete", path):
                 self._inner.delete([path])
@@ -136,7 +137,7 @@ class FaultyStorage(Storage):
 
     @contextmanager
     def _call(self, operation: str, path: str, size: int = 0) -> Iterator[None]:
-        """Wait for as long as `size` bytes take, fail if the call is one that fails, and note how it ended."""
+        """Wait as long as `size` bytes take, fail or kill if the options say so, and write the journal."""
         call = f"{operation} {path}"
         try:
             self._slow_down(call, size)
@@ -158,7 +159,7 @@ class FaultyStorage(Storage):
         return not self._faults.switch or Path(self._faults.switch).exists()
 
     def _wait_for(self, size: int) -> None:
-        """Return when all bytes that were asked for before, and these, have passed."""
+        """Return when all bytes that were requested earlier, and these, have passed at the rate."""
         with self._lock:
             self._pass()
             self._asked += size
@@ -188,7 +189,8 @@ class FaultyStorage(Storage):
 
     def _note(self, line: str) -> None:
         if self._faults.journal:
-            with Path(self._faults.journal).open("a") as journal:  # one short write: lines of processes do not mix
+            with Path(self._faults.journal).open("a") as journal:
+                # One short write, so that the lines of several processes do not mix.
                 journal.write(f"{line}\n")
 
     def _one_more_failure(self) -> bool:
@@ -203,7 +205,7 @@ class FaultyStorage(Storage):
 
 
 def _counted(switch: Path, limit: int) -> bool:
-    """Note one more failure in the switch itself, a byte each; False once there are `limit`, or it is gone."""
+    """Count a failure as one byte in the switch file. False if there are `limit` already, or the file is gone."""
     try:
         with switch.open("r+b") as count:
             fcntl.flock(count, fcntl.LOCK_EX)

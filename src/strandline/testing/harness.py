@@ -1,4 +1,4 @@
-"""Runs a processor without Spark, batch by batch, on a clock that the test moves."""
+"""Runs a processor without Spark, batch by batch, with a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BATCH_MEMORY: Final = 64 << 20
 
 
 class ProcessorHarness:
-    """A processor in a slot of its own: the real operator, change set and heap backend; only Spark is not there.
+    """Runs a processor with the real operator, change set and heap backend, but without Spark.
 
         with ProcessorHarness(
             CountVisits(), input_schema="user string, at timestamp", key="user", output_schema="user string, n long",
@@ -49,11 +49,12 @@ class ProcessorHarness:
             h.restart()
             assert sorted(h.advance_processing_time("1h")) == [("ann", 0), ("bob", 0)]
 
-    Time begins at 0 and without a watermark. Every call of `process` and `advance_...` is one batch, which is committed
-    unless `commit=False` says that it was lost; the same batch then runs again with what the next call brings.
+    Processing time begins at 0, and there is no watermark yet. Every call of `process` and `advance_...` is one batch.
+    It is committed unless `commit=False` simulates its loss; then the next call repeats the batch with its own rows.
 
-    Spark's `StatefulProcessor` runs, too, in the flavour that `rows` names; output comes as rows in either.
-    `initial_schema` and `time_zone` are for such a processor only, `late` and `side_outputs` for ours.
+    Spark's `StatefulProcessor` runs as well, in the flavour that `rows` names. Output is always returned as rows.
+    `initial_schema` and `time_zone` apply only to such a processor; `late`, `side_outputs` and `sweep_budget` only to a
+    `KeyedProcessor`.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class ProcessorHarness:
         self.processing_time_ms = 0
         self.watermark_ms: int | None = None
         self.late_rows = 0
-        """How many rows were late so far."""
+        """The number of late rows so far."""
         self._late_watermark_ms: int | None = None
         self._batch_id = 1
         self._backend = HeapBackend()
@@ -122,28 +123,28 @@ class ProcessorHarness:
 
     @property
     def processor(self) -> KeyedProcessor:
-        """The processor that runs now; after a restart it is a copy of what was given, as it was then."""
+        """The running processor. After a restart it is a fresh copy of the processor that was passed in."""
         return self.operator.processor
 
     @property
     def next_timer_ms(self) -> int | None:
-        """When the operator asks to be called without rows, by its own clock."""
+        """The time at which the operator asks for a batch without rows, on its own clock."""
         return self.operator.next_timer_ms
 
     def process(self, rows: Iterable[Any], commit: bool = True) -> list[Any]:
-        """Run one batch of `rows` (tuples, Rows, lists or dicts, in any order of keys); gives the output rows."""
+        """Run one batch of `rows` (tuples, Rows, lists or dicts, in any order of keys) and return the output rows."""
         given = list(rows)
         return self._run([self._sorted(given, self.operator.input_struct)] if given else [], commit)
 
     def process_initial(self, rows: Iterable[Any]) -> None:
-        """Hand the initial state to a `StatefulProcessor`, as a batch of its own before the first."""
+        """Pass the initial state to a `StatefulProcessor`, as a separate batch before the first one."""
         operator = self.operator
         if not isinstance(operator, SparkProcessorOperator) or operator.initial_struct is None:
             raise StrandlineError("only a StatefulProcessor with an initial_schema takes an initial state")
         self._run([self._sorted(list(rows), operator.initial_struct)], True, operator.run_initial)
 
     def advance_processing_time(self, by: int | str | timedelta, commit: bool = True) -> list[Any]:
-        """Let time go on by `by`, milliseconds or a duration like "10s", and run an empty batch; gives what fired."""
+        """Advance time by `by`, milliseconds or a duration like "10s", run an empty batch and return its output."""
         before = self.processing_time_ms
         self.processing_time_ms += by if isinstance(by, int) else round(parse_duration(by) * 1000)
         made = self._run([], commit)
@@ -152,10 +153,10 @@ class ProcessorHarness:
         return made
 
     def advance_watermark(self, to_ms: int, commit: bool = True) -> list[Any]:
-        """Move the watermark to `to_ms`, run an empty batch and give what fired; rows up to there are late after it."""
+        """Move the watermark to `to_ms`, run an empty batch and return its output. Later rows up to it are late."""
         before = self.watermark_ms
         if before is not None and to_ms < before:
-            raise StrandlineError(f"a watermark never goes back: it is at {before}, not to be moved to {to_ms}")
+            raise StrandlineError(f"a watermark never goes back: it is at {before} and cannot move to {to_ms}")
         self.watermark_ms = to_ms
         made = self._run([], commit)
         if not commit:
@@ -163,7 +164,7 @@ class ProcessorHarness:
         return made
 
     def state(self, name: str, key: Any) -> Any:
-        """What a state holds for a key: a value or None, a list, a dict, or an accumulator."""
+        """The content of a state for a key: a value or None, a list, a dict, or an accumulator."""
         states = {state.name: state for state in self.operator.states()}
         if name not in states:
             raise StrandlineError(f"there is no state {name!r}; the processor declared {', '.join(states) or 'none'}")
@@ -180,7 +181,7 @@ class ProcessorHarness:
         return list(self._sides[name])
 
     def restart(self) -> None:
-        """Close the processor, and open a fresh copy of it over the same state, as after a recovery."""
+        """Close the processor and open a fresh copy of it on the same state, as after a recovery."""
         if self._pristine is None:
             raise StrandlineError("the processor cannot be copied (copy.deepcopy), so it cannot be restarted")
         self.operator.close()
@@ -226,7 +227,7 @@ class ProcessorHarness:
         return made
 
     def _sorted(self, rows: list[Any], struct: StructType) -> pa.RecordBatch:
-        """The rows as Spark would send them: a key's rows together, keys in the order in which they came."""
+        """The rows as Spark sends them: grouped by key, with keys in the order of their first row."""
         writer = RowWriter(struct, arrow_schema(struct), "the test's input")
         batch = writer.build(rows, lambda at: f"of row {at}")
         values = list(zip(*[batch.column(name).to_pylist() for name in self.operator.key_columns], strict=True))

@@ -18,11 +18,11 @@ WRITERS = 8
 
 
 class StorageContract:
-    """Subclass it, name the subclass `Test...`, and give it a fixture `storage` that is an empty `Storage`."""
+    """To use it, write a subclass `Test...` with a fixture `storage` that returns an empty `Storage`."""
 
     @pytest.fixture
     def storage(self) -> Storage:
-        """An empty storage; the subclass overrides it."""
+        """An empty storage. The subclass overrides this fixture."""
         raise NotImplementedError("a subclass of StorageContract must give a `storage` fixture")
 
     # --- whole files -------------------------------------------------------------------------
@@ -77,11 +77,11 @@ class StorageContract:
 
     @pytest.mark.parametrize("path", ["", "/a", "a/", "a//b", "../a", "a/../b", "./a", "a\\b", "a\nb", "x/.tmp-1"])
     def test_paths_outside_the_tree_are_refused(self, storage: Storage, path: str) -> None:
-        with pytest.raises(StorageError, match="is no path in a storage"):
+        with pytest.raises(StorageError, match="is not a valid path in a storage"):
             storage.write(path, b"1")
-        with pytest.raises(StorageError, match="is no path in a storage"):
+        with pytest.raises(StorageError, match="is not a valid path in a storage"):
             storage.read(path)
-        with pytest.raises(StorageError, match="is no path in a storage"):
+        with pytest.raises(StorageError, match="is not a valid path in a storage"):
             storage.delete([path])
         assert list(storage.list()) == []
 
@@ -252,7 +252,7 @@ class StorageContract:
         assert list(storage.list("no/such/folder")) == []
 
     def test_a_listing_is_in_order_of_the_whole_path(self, storage: Storage) -> None:
-        # "-" and "." come before "/", digits and letters after: a walk of the tree would give another order.
+        # "-" and "." sort before "/", digits and letters after it. A walk of the tree would give another order.
         paths = ["a-b", "a.b", "a/b.c/d", "a/b/c", "a0", "b", "a/b-c/d"]
         for path in paths:
             storage.write(path, b"1")

@@ -590,7 +590,7 @@ def test_an_unusable_log_still_builds_on_the_files_of_the_checkpoint(world: Worl
     host.batch(2, {S0: {B0: b"2"}})
     host.kill()
     other = world.host()
-    more: dict[str, Any] = {"incarnation": 2, "restore_batch": 1, "decided_batch": 2, "log_complete": False}
+    more: dict[str, Any] = {"incarnation": 2, "restore_batch": 1, "decided_batch": 2, "segments_complete": False}
     other.start(*(slot_spec(other.run, i, kind="rocksdb", restore=[states[i]], **more) for i in range(2)))
     acks = other.acknowledged(2)
     assert world.state(acks[0].state) == {A0: large, B0: b"2"}

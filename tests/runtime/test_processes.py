@@ -36,12 +36,12 @@ from strandline.runtime.protocol.coordinator_calls import (
     HeartbeatAnswer,
     Registration,
 )
+from strandline.runtime.protocol.exchange import ExchangeHeader
 from strandline.runtime.protocol.failures import translate
 from strandline.runtime.protocol.folders import run_folder, socket_folder
 from strandline.runtime.protocol.messages import (
     BackendSettings,
     BatchTime,
-    ExchangeHeader,
     OperatorSpec,
     RunInfo,
     SlotSpec,

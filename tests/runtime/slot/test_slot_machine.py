@@ -38,11 +38,11 @@ from strandline.operators.process.process_operator import ProcessOperator
 from strandline.runtime.driver.opening import pickle_operator
 from strandline.runtime.protocol.address import NOWHERE
 from strandline.runtime.protocol.calls import NOTHING
+from strandline.runtime.protocol.exchange import OUTPUT_FOLLOWS, SEND_INPUT, ExchangeHeader
 from strandline.runtime.protocol.folders import slot_folder
 from strandline.runtime.protocol.messages import (
     BackendSettings,
     BatchTime,
-    ExchangeHeader,
     OperatorSpec,
     RunInfo,
     SlotSpec,
@@ -50,7 +50,7 @@ from strandline.runtime.protocol.messages import (
 )
 from strandline.runtime.protocol.slot_calls import BatchRound, Commit, Freeze, PrepareEmpty, SnapshotRef
 from strandline.runtime.slot.local_files import OperatorFolder
-from strandline.runtime.slot.process import GO, RECORDED, Slot
+from strandline.runtime.slot.process import Slot
 from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
@@ -161,7 +161,7 @@ class Answer:
         self.signs.append(sign)
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        assert self.signs[-1] == RECORDED
+        assert self.signs[-1] == OUTPUT_FOLLOWS
         assert batch.schema.equals(self.schema)
         self.batches.append(batch)
 
@@ -259,10 +259,10 @@ class SlotMachine(RuleBasedStateMachine):
         for uid in uids:
             answer = self.exchange(self.header(uid), whole(record_batches(rows, per_batch)))
             if uid in self.prepared:
-                assert answer.signs == [RECORDED]
+                assert answer.signs == [OUTPUT_FOLLOWS]
                 assert answer.rows() == self.recorded[uid]
                 continue
-            assert answer.signs == [GO, RECORDED]
+            assert answer.signs == [SEND_INPUT, OUTPUT_FOLLOWS]
             after, output = expected(uid, self.committed[uid], rows)
             assert sorted(answer.rows()) == output
             self.recorded[uid] = answer.rows()

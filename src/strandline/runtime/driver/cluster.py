@@ -7,19 +7,18 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from strandline.checkpoint.metadata import SubtaskState
 from strandline.checkpoint.pending import SubtaskAck
-from strandline.checkpoint.restore import overlapping
 from strandline.errors import SlotLostError, StrandlineError
+from strandline.runtime.driver.deployment import NO_RESTORE_POINT, Deployment, RestorePoint
 from strandline.runtime.driver.durable_segments import DurableSegments
+from strandline.runtime.driver.placement import rescaled_homes, spread
 from strandline.runtime.driver.recoveries import KEPT_RECOVERIES, Recovery, slot_recovery
 from strandline.runtime.driver.restore.savepoints import SavepointTarget
+from strandline.runtime.driver.task_managers import Answers, TaskManagers
 from strandline.runtime.protocol.address import NOWHERE, Address
 from strandline.runtime.protocol.calls import NOTHING, Nothing
 from strandline.runtime.protocol.coordinator_calls import (
@@ -32,12 +31,9 @@ from strandline.runtime.protocol.coordinator_calls import (
 )
 from strandline.runtime.protocol.folders import socket_folder
 from strandline.runtime.protocol.messages import (
-    BackendSettings,
-    OperatorSpec,
     Rebuilt,
     RunInfo,
     SlotSpec,
-    StorageSettings,
 )
 from strandline.runtime.protocol.server import Server
 from strandline.runtime.protocol.slot_calls import (
@@ -63,7 +59,6 @@ from strandline.runtime.protocol.taskmanager_calls import (
     TaskManagerInfo,
 )
 from strandline.runtime.task.launcher import ensure_task_manager
-from strandline.state.coding.keys import key_group_range, subtask_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -74,17 +69,6 @@ Asked = TypeVar("Asked")
 Told = TypeVar("Told")
 
 
-@dataclass(slots=True)
-class Manager:
-    """A registered task manager."""
-
-    identity: str
-    client: TaskManagerClient
-    pid: int
-    last_heartbeat: float
-    reported_lost: frozenset[int] = frozenset()
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a slot runs."""
@@ -93,58 +77,12 @@ class Place:
     address: Address
 
 
-@dataclass(frozen=True, slots=True)
-class RestorePoint:
-    """The checkpoint that a slot without local files starts from."""
-
-    batch: int = -1
-    states: tuple[SubtaskState, ...] = ()
-    storage: StorageSettings | None = None
-    """Where its files are, if not in the run's own storage."""
-    owned: bool = True
-    """Whether it is the job's own, so that the next checkpoint may refer to its files."""
-
-
-_NO_RESTORE = RestorePoint()
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """What the slots of a generation run, and what they start from."""
-
-    generation: int
-    parallelism: int
-    max_parallelism: int
-    backend: BackendSettings
-    operators: tuple[OperatorSpec, ...]
-    restore: RestorePoint = _NO_RESTORE
-    rescale: bool = False
-    """Whether the run goes on with another number of slots: they are spread over all executors that there are now, and
-    take what is on their host's disk."""
-    allow_non_restored: bool = False
-    """Whether restored states that their operator does not declare any more may be dropped."""
-
-
 class CheckpointListener(Protocol):
     """Whoever takes the news of checkpoints that arrive from task managers: the generation that runs."""
 
     def acknowledge(self, news: Acknowledgement) -> None: ...
 
     def decline(self, news: Decline) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Answers(Generic[Told]):
-    """What slots answered, and the errors of those that failed or are not there."""
-
-    values: dict[int, Told]
-    errors: dict[int, StrandlineError]
-
-    def all(self) -> dict[int, Told]:
-        """The answers, if every slot gave one; else raises the first error."""
-        for _index, error in sorted(self.errors.items()):
-            raise error
-        return self.values
 
 
 class Cluster(CoordinatorCalls):
@@ -164,17 +102,16 @@ class Cluster(CoordinatorCalls):
         self.listener: CheckpointListener | None = None
         self.recoveries: deque[Recovery] = deque(maxlen=KEPT_RECOVERIES)
         self.epoch = 0
-        self._managers: dict[str, Manager] = {}
+        self._managers = TaskManagers()
         self._places: dict[int, Place] = {}
         self._incarnations: dict[int, int] = {}
         self._homes: dict[int, str] = {}
         """The task manager that each slot was last given to; a slot returns there as long as it lives."""
         self._deployment: Deployment | None = None
-        self._restore = _NO_RESTORE
+        self._restore = NO_RESTORE_POINT
         self._segments = DurableSegments()
         self._closed = False
         self._lock = threading.RLock()
-        self._pool = ThreadPoolExecutor(32, thread_name_prefix="cluster")
         self._secret = secret
         self._run_id = run_id
         self._server = Server(
@@ -196,16 +133,11 @@ class Cluster(CoordinatorCalls):
 
     def register(self, request: Registration) -> None:
         client = TaskManagerClient(request.address, self._secret, self._run_id, self._generation)
-        self._managers[request.identity] = Manager(request.identity, client, request.pid, time.monotonic())
+        self._managers.register(request.identity, client)
         log.info("job %s: task manager %s registered", self.run.job, request.identity)
 
     def heartbeat(self, request: Heartbeat) -> HeartbeatAnswer:
-        manager = self._managers.get(request.identity)
-        if manager is None or self._closed:
-            return HeartbeatAnswer(wanted=False)
-        manager.last_heartbeat = time.monotonic()
-        manager.reported_lost = frozenset(request.lost)
-        return HeartbeatAnswer(wanted=True)
+        return HeartbeatAnswer(wanted=self._managers.heartbeat(request) and not self._closed)
 
     def slot_addresses(self, request: Nothing) -> dict[int, Address]:
         return {index: place.address for index, place in self._places.items()}
@@ -224,7 +156,7 @@ class Cluster(CoordinatorCalls):
         """Start all slots of a new generation from what it restores. Earlier generations' slots end."""
         with self._lock:
             if deployment.rescale and self._deployment is not None:
-                self._homes = self._rescaled_homes(self._deployment, deployment)
+                self._homes = rescaled_homes(self._deployment, deployment, self._homes, self._discover(1))
             self._deployment = deployment
             self._places = {}
             self._restore = deployment.restore
@@ -246,10 +178,10 @@ class Cluster(CoordinatorCalls):
             assert self._deployment is not None
             alive: set[int] = set()
             owners = {place.manager for place in self._places.values()}
-            for identity, answer in self._ask(owners, TaskManagerClient.describe, NOTHING):
+            for identity, answer in self._managers.ask(owners, TaskManagerClient.describe, NOTHING):
                 if isinstance(answer, StrandlineError):
                     log.warning("job %s: task manager %s is lost: %s", self.run.job, identity, answer)
-                    self._managers.pop(identity, None)
+                    self._managers.forget(identity)
                     continue
                 alive |= {
                     index
@@ -269,14 +201,10 @@ class Cluster(CoordinatorCalls):
 
     def suspects(self) -> bool:
         """Whether a heartbeat reported a lost slot, or one is missing; cheap, no call."""
-        now = time.monotonic()
         if self._deployment is not None and len(self._places) < self._deployment.parallelism:
             return True
-        for place in list(self._places.values()):
-            manager = self._managers.get(place.manager)
-            if manager is None or manager.reported_lost or now - manager.last_heartbeat > self.run.heartbeat_timeout:
-                return True
-        return False
+        managers = [self._managers.get(place.manager) for place in list(self._places.values())]
+        return any(manager is None or manager.suspect(self.run.heartbeat_timeout) for manager in managers)
 
     def recover(self, decided_batch: int) -> list[int]:
         """Replace every lost slot at `decided_batch`; the others keep their state. Returns which were replaced."""
@@ -290,52 +218,37 @@ class Cluster(CoordinatorCalls):
             return missing
 
     def _start(self, indices: Sequence[int], decided_batch: int) -> dict[int, list[Rebuilt]]:
+        """Start slots at `decided_batch`; each returns to its task manager if that lives."""
         deployment = self._deployment
         assert deployment is not None
-        restore = self._restore
         for index in indices:
             self._places.pop(index, None)
         homes = self._allocate(indices)
-        share: dict[str, int] = {}
-        for index in range(deployment.parallelism):
-            home = homes.get(index) or self._homes.get(index)
-            if home is not None:
-                share[home] = share.get(home, 0) + 1
-        work: dict[str, list[SlotSpec]] = {}
+        known = {**self._homes, **homes}
+        beside = Counter(known[index] for index in range(deployment.parallelism) if index in known)
+        specs: dict[str, list[SlotSpec]] = {}
         for index in indices:
             self._incarnations[index] = self._incarnations.get(index, 0) + 1
-            memory = max(16 << 20, deployment.backend.memory_bytes // share[homes[index]])
-            key_groups = key_group_range(index, deployment.parallelism, deployment.max_parallelism)
-            spec = SlotSpec(
-                run=self.run,
-                generation=deployment.generation,
-                index=index,
-                incarnation=self._incarnations[index],
-                parallelism=deployment.parallelism,
-                max_parallelism=deployment.max_parallelism,
-                backend=msgspec.structs.replace(deployment.backend, memory_bytes=memory),
-                operators=list(deployment.operators),
-                restore=overlapping(restore.states, key_groups),
-                restore_batch=restore.batch,
-                decided_batch=decided_batch,
-                restore_storage=restore.storage,
-                restore_owned=restore.owned,
-                segments=self._segments.of(index),
-                segments_complete=self._segments.complete,
-                allow_non_restored=deployment.allow_non_restored,
+            spec = deployment.slot_spec(
+                self.run,
+                index,
+                self._incarnations[index],
+                self._restore,
+                self._segments,
+                decided_batch,
+                beside[homes[index]],
             )
-            work.setdefault(homes[index], []).append(spec)
-
-        def start(identity: str) -> dict[int, StartedSlot]:
-            manager = self._managers.get(identity)
-            if manager is None:
-                raise SlotLostError(f"task manager {identity} was lost before it had its slots")
-            return manager.client.start_slots(
-                StartSlots(work[identity], use_copies=deployment.rescale or self.run.local_recovery)
-            )
-
+            specs.setdefault(homes[index], []).append(spec)
+        use_copies = deployment.rescale or self.run.local_recovery
+        requests = {identity: StartSlots(some, use_copies) for identity, some in specs.items()}
+        started: dict[str, dict[int, StartedSlot]] = {}
+        answers = self._managers.ask_each(TaskManagerClient.start_slots, requests)
+        for identity, answer in zip(requests, answers, strict=True):
+            if isinstance(answer, StrandlineError):
+                raise answer
+            started[identity] = answer
         rebuilt: dict[int, list[Rebuilt]] = {}
-        for identity, slots in zip(work, list(self._pool.map(start, work)), strict=True):
+        for identity, slots in started.items():
             for index, slot in slots.items():
                 self._places[index] = Place(identity, slot.address)
                 rebuilt[index] = slot.rebuilt
@@ -344,21 +257,16 @@ class Cluster(CoordinatorCalls):
         return rebuilt
 
     def _allocate(self, indices: Sequence[int]) -> dict[int, str]:
-        """Which task manager each slot goes to: back where it was, else where fewest are. Nobody has to move."""
+        """The task manager of each slot: where the slot was before, else where the fewest slots are."""
         homes = {index: self._homes[index] for index in indices if self._homes.get(index) in self._managers}
-        for identity, answer in self._ask(set(homes.values()), TaskManagerClient.describe, NOTHING):
+        for identity, answer in self._managers.ask(set(homes.values()), TaskManagerClient.describe, NOTHING):
             if isinstance(answer, StrandlineError):
-                self._managers.pop(identity, None)
+                self._managers.forget(identity)
                 homes = {index: home for index, home in homes.items() if home != identity}
         homeless = [index for index in indices if index not in homes]
         if homeless:
-            load = Counter(dict.fromkeys(self._discover(len(homeless)), 0))
-            for home in (*homes.values(), *(place.manager for place in self._places.values())):
-                if home in load:
-                    load[home] += 1
-            for index in homeless:
-                homes[index] = min(load, key=lambda identity: load[identity])
-                load[homes[index]] += 1
+            occupied = [*homes.values(), *(place.manager for place in self._places.values())]
+            homes |= spread(homeless, self._discover(len(homeless)), occupied)
         return homes
 
     def _discover(self, at_least: int) -> list[str]:
@@ -373,29 +281,15 @@ class Cluster(CoordinatorCalls):
             return [ensure_task_manager(run)]
 
         found = set(context.parallelize(range(tasks), tasks).mapPartitions(ensure).collect())
-        alive = sorted(found & self._managers.keys())  # they have registered, unless they have died since
+        alive = sorted(found & set(self._managers))  # they have registered, unless they have died since
         if not alive:
             raise SlotLostError(f"job {run.job}: the task managers {sorted(found)} were lost as soon as they had begun")
         return alive
 
-    def _rescaled_homes(self, before: Deployment, after: Deployment) -> dict[int, str]:
-        """Where the slots of another parallelism go: to what most of their state is near, evenly on all executors."""
-        everyone = self._discover(1)
-        room = Counter({identity: -(-after.parallelism // len(everyone)) for identity in everyone})
-        homes: dict[int, str] = {}
-        for index in range(after.parallelism):
-            groups = key_group_range(index, after.parallelism, after.max_parallelism)
-            middle = groups[len(groups) // 2]
-            near = self._homes.get(subtask_of(middle, before.parallelism, before.max_parallelism))
-            if near is not None and room[near] > 0:
-                homes[index] = near
-                room[near] -= 1
-        return homes
-
     def start_spares(self, slots: int) -> None:
         """Starts slot processes in advance, `slots` in all, spread over the task managers."""
-        managers = list(self._managers)
-        self._ask(managers, TaskManagerClient.start_spares, SpareSlots(-(-slots // max(1, len(managers)))))
+        each = -(-slots // max(1, len(self._managers)))
+        self._managers.ask(self._managers, TaskManagerClient.start_spares, SpareSlots(each))
 
     # --- batches -----------------------------------------------------------------------------------
 
@@ -461,7 +355,7 @@ class Cluster(CoordinatorCalls):
         """What the changelogs of all task managers take up and cost; empty without a changelog."""
         total: dict[str, float] = {}
         if self.run.changelog is not None:
-            for _identity, answer in self._ask(set(self._managers), TaskManagerClient.changelog_figures, NOTHING):
+            for _identity, answer in self._managers.ask(self._managers, TaskManagerClient.changelog_figures, NOTHING):
                 if not isinstance(answer, StrandlineError):
                     for name, value in answer.items():
                         total[name] = total.get(name, 0) + value
@@ -469,7 +363,7 @@ class Cluster(CoordinatorCalls):
 
     def processes(self) -> list[TaskManagerInfo]:
         """Task managers and slots with their process ids, as far as the task managers answer."""
-        answers = self._ask(set(self._managers), TaskManagerClient.describe, NOTHING)
+        answers = self._managers.ask(self._managers, TaskManagerClient.describe, NOTHING)
         return [answer for _identity, answer in answers if not isinstance(answer, StrandlineError)]
 
     # --- calling -----------------------------------------------------------------------------------
@@ -485,41 +379,32 @@ class Cluster(CoordinatorCalls):
         method: Callable[[TaskManagerClient, ForSlots[Asked]], SlotAnswers[Told]],
         request: Asked,
         slots: Iterable[int],
-    ) -> _Answers[Told]:
+    ) -> Answers[Told]:
         """Call some slots through their task managers, all at once."""
-        return self._forward(lambda client, indices: method(client, ForSlots(indices, request)), slots)
+        wanted = list(slots)
+        slots_of = self._by_manager(wanted)
+        requests = {identity: ForSlots(some, request) for identity, some in slots_of.items()}
+        return self._complete(self._managers.ask_slots(method, requests, slots_of), wanted)
 
     def _every_task_manager(
         self, method: Callable[[TaskManagerClient, Asked], SlotAnswers[Told]], request: Asked
     ) -> dict[int, Told]:
-        """Call all task managers that have slots, which answer slot by slot. Raises the first error."""
-        return self._forward(lambda client, _indices: method(client, request), self._places).all()
+        """Call all task managers that have slots, which answer for each slot. Raises the first error."""
+        wanted = list(self._places)
+        slots_of = self._by_manager(wanted)
+        requests = dict.fromkeys(slots_of, request)
+        return self._complete(self._managers.ask_slots(method, requests, slots_of), wanted).all()
 
-    def _forward(
-        self, ask: Callable[[TaskManagerClient, list[int]], SlotAnswers[Told]], slots: Iterable[int]
-    ) -> _Answers[Told]:
-        wanted = sorted(slots)
-        by_manager: dict[str, list[int]] = {}
-        for index in wanted:
+    def _by_manager(self, slots: Iterable[int]) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for index in slots:
             place = self._places.get(index)
             if place is not None:
-                by_manager.setdefault(place.manager, []).append(index)
+                found.setdefault(place.manager, []).append(index)
+        return found
 
-        def one(identity: str) -> _Answers[Told]:
-            manager = self._managers.get(identity)
-            if manager is None:
-                return _Answers({}, {})
-            try:
-                told = ask(manager.client, by_manager[identity])
-            except StrandlineError as error:
-                lost = SlotLostError(f"task manager {identity}: {error}")
-                return _Answers({}, dict.fromkeys(by_manager[identity], lost))
-            return _Answers(told.values, {index: failure.error() for index, failure in told.failures.items()})
-
-        answers: _Answers[Told] = _Answers({}, {})
-        for some in self._pool.map(one, by_manager):
-            answers.values.update(some.values)
-            answers.errors.update(some.errors)
+    def _complete(self, answers: Answers[Told], wanted: Iterable[int]) -> Answers[Told]:
+        """The answers, with an error for every slot that nobody answered for."""
         for index in wanted:
             if index not in answers.values and index not in answers.errors:
                 answers.errors[index] = SlotLostError(f"slot {index} of job {self.run.job} is not running")
@@ -527,34 +412,18 @@ class Cluster(CoordinatorCalls):
 
     def _tell(self, method: Callable[[TaskManagerClient, Asked], None], news: Asked) -> None:
         """Tell all task managers. One that does not answer is forgotten if no slot is there, else found lost later."""
-        for identity, answer in self._ask(set(self._managers), method, news):
+        for identity, answer in self._managers.ask(self._managers, method, news):
             if isinstance(answer, StrandlineError):
                 log.warning("job %s: %s: %s", self.run.job, identity, answer)
                 if all(place.manager != identity for place in list(self._places.values())):
-                    self._managers.pop(identity, None)
-
-    def _ask(
-        self, identities: Iterable[str], method: Callable[[TaskManagerClient, Asked], Told], request: Asked
-    ) -> list[tuple[str, Told | StrandlineError]]:
-        """Call task managers, all at once; errors are among the answers."""
-
-        def one(identity: str) -> tuple[str, Told | StrandlineError]:
-            manager = self._managers.get(identity)
-            if manager is None:
-                return identity, SlotLostError(f"task manager {identity} is not known")
-            try:
-                return identity, method(manager.client, request)
-            except StrandlineError as error:
-                return identity, error
-
-        return list(self._pool.map(one, list(identities)))
+                    self._managers.forget(identity)
 
     def close(self) -> None:
         """End all slots and task managers."""
         self._closed = True
-        self._ask(set(self._managers), TaskManagerClient.stop_slots, NOTHING)
-        self._ask(set(self._managers), TaskManagerClient.shutdown, NOTHING)
-        self._pool.shutdown(wait=False)
+        self._managers.ask(self._managers, TaskManagerClient.stop_slots, NOTHING)
+        self._managers.ask(self._managers, TaskManagerClient.shutdown, NOTHING)
+        self._managers.close()
         self._server.close()
 
 

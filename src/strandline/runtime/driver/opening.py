@@ -24,7 +24,8 @@ from strandline.runtime.driver.batches import BatchFunction, Outlets
 from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
-from strandline.runtime.driver.cluster import Cluster, Deployment, RestorePoint
+from strandline.runtime.driver.cluster import Cluster
+from strandline.runtime.driver.deployment import Deployment, RestorePoint
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.plan import Graph, Wiring

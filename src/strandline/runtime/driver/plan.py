@@ -18,7 +18,7 @@ from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN, Operator
 from strandline.runtime.driver.batches import Outlets
 from strandline.runtime.driver.clock import tick_rows
 from strandline.runtime.protocol.address import Address
-from strandline.runtime.protocol.side_outputs import recorded_struct, selected
+from strandline.runtime.protocol.side_outputs import output_struct, selected
 from strandline.runtime.task.parquet_writer import MANIFEST, ParquetWriter
 from strandline.runtime.task.relay import Relay
 from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
@@ -156,7 +156,7 @@ class Graph:
         """Frames that send initial state to the slots when they are evaluated, for steps that are not `restored`."""
         return [
             _partitioned(node.initial, node.operator, wiring, marked=False).mapInArrow(
-                replace(_relay(node, wiring), marked=False, initial=True), recorded_struct(node.operator, node.output)
+                replace(_relay(node, wiring), marked=False, initial=True), output_struct(node.operator, node.output)
             )
             for node in self._nodes()
             if isinstance(node, StatefulNode) and node.initial is not None and node.operator.uid not in restored
@@ -257,9 +257,9 @@ def _build(node: Node, wiring: Wiring | None, known: dict[int, DataFrame]) -> Da
         case StatefulNode(parent, operator, columns, output):
             rows = _frame(parent, wiring, known)
             if wiring is None:
-                return rows.mapInArrow(_nothing, recorded_struct(operator, output))
+                return rows.mapInArrow(_nothing, output_struct(operator, output))
             return _partitioned(rows.select(*columns), operator, wiring).mapInArrow(
-                _relay(node, wiring), recorded_struct(operator, output)
+                _relay(node, wiring), output_struct(operator, output)
             )
         case OutputNode(parent, name):
             return selected(_frame(parent, wiring, known), name)

@@ -145,20 +145,6 @@ class BatchTime(msgspec.Struct, frozen=True):
     late_watermark_ms: int | None = None
 
 
-class ExchangeHeader(msgspec.Struct, frozen=True):
-    """Says which work an exchange belongs to; stale work is refused by it."""
-
-    generation: int
-    batch: int
-    round: int
-    operator: str
-    subtask: int
-    attempt: int
-    time: BatchTime
-    initial: bool = False
-    """Whether the rows are initial state, before the first batch of a job that begins."""
-
-
 class Rebuilt(msgspec.Struct, frozen=True):
     """How one operator's state came back in a slot."""
 

@@ -1,4 +1,4 @@
-"""Side outputs: a step with several kinds of rows gives them to Spark in one frame, each kind in a struct column."""
+"""Side outputs: the main rows and the side rows of a step travel in one frame, each kind in a struct column."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def _column(name: str | None) -> str:
     return _MAIN if name is None else f"side_{name}"
 
 
-def recorded_schema(operator: Operator) -> pa.Schema:
-    """The schema in which a slot records the output of `operator`."""
+def output_schema_of(operator: Operator) -> pa.Schema:
+    """The schema of all output of `operator`, as a slot keeps it."""
     if not operator.side_outputs:
         return operator.output_schema
     kinds = {None: operator.output_schema} | {name: arrow_schema(s) for name, s in operator.side_outputs.items()}
     return pa.schema([pa.field(_column(name), pa.struct(list(schema))) for name, schema in kinds.items()])
 
 
-def recorded(produced: Output, schema: pa.Schema, operator: Operator) -> pa.RecordBatch:
-    """Rows that an operator yielded, in the schema of `recorded_schema`."""
+def combined(produced: Output, schema: pa.Schema, operator: Operator) -> pa.RecordBatch:
+    """Rows that an operator yielded, in the schema of all its output."""
     if not operator.side_outputs:
         assert not isinstance(produced, SideRows)
         return produced
@@ -44,8 +44,8 @@ def recorded(produced: Output, schema: pa.Schema, operator: Operator) -> pa.Reco
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def recorded_struct(operator: Operator, output: StructType) -> StructType:
-    """The same schema for Spark; `output` is that of the main rows."""
+def output_struct(operator: Operator, output: StructType) -> StructType:
+    """The schema of all output as Spark's type; `output` is the schema of the main rows."""
     from pyspark.sql.types import StructField, StructType
 
     if not operator.side_outputs:

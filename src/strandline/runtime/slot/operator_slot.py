@@ -16,11 +16,12 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import StaleAttemptError, StrandlineError
 from strandline.operators.base import BatchInfo, Operator, TimeMode
-from strandline.runtime.protocol.messages import ExchangeHeader, Sealed, SlotSpec, SnapshotReport
-from strandline.runtime.protocol.side_outputs import recorded, recorded_schema
+from strandline.runtime.protocol.exchange import ExchangeHeader
+from strandline.runtime.protocol.messages import Sealed, SlotSpec, SnapshotReport
+from strandline.runtime.protocol.side_outputs import combined, output_schema_of
 from strandline.runtime.protocol.slot_calls import OperatorFigures
+from strandline.runtime.slot.batch_output import BatchOutput
 from strandline.runtime.slot.local_files import OperatorFolder
-from strandline.runtime.slot.recorded_output import RecordedOutput
 from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.batch.segment import Segment, SegmentHeader, write_segment
@@ -32,7 +33,7 @@ Chunk = tuple[list[bytes], list[bytes | None]]
 
 
 @dataclass(slots=True)
-class Prepared:
+class PreparedBatch:
     """One operator's finished work on a batch that is not decided yet."""
 
     batch: int
@@ -41,7 +42,7 @@ class Prepared:
     chunks: list[Chunk] | None
     """The net changes in order, as they are in the segment; None if they are too many to be held in memory."""
     segment: Segment
-    output: RecordedOutput
+    output: BatchOutput
 
     def discard(self) -> None:
         self.changes.discard()
@@ -78,7 +79,7 @@ class OperatorSlot:
         self._folder = folder
         self._spec = spec
         self._busy = threading.Lock()
-        self._prepared: Prepared | None = None
+        self._prepared: PreparedBatch | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"apply-{operator.uid}")
         self._applied: Future[None] = self._worker.submit(lambda: None)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"snapshot-{operator.uid}")
@@ -89,7 +90,7 @@ class OperatorSlot:
         """How many rows the operator has taken in since the slot started."""
         self._late_rows = 0
         self._ran = False
-        self.output_schema = recorded_schema(operator)
+        self.output_schema = output_schema_of(operator)
 
     def prepared(self) -> tuple[int, int] | None:
         held = self._prepared
@@ -122,7 +123,7 @@ class OperatorSlot:
         rows: Callable[[], Iterator[pa.RecordBatch]],
         cancelled: Callable[[], bool],
         check: Callable[[], None],
-    ) -> RecordedOutput:
+    ) -> BatchOutput:
         """The output of the batch: recorded before, or worked out now from `rows`. One attempt at a time.
 
         `check` refuses an attempt that became stale while it waited for its turn, or while it worked.
@@ -152,12 +153,12 @@ class OperatorSlot:
         finally:
             self._busy.release()
 
-    def _run(self, header: ExchangeHeader, rows: Iterator[pa.RecordBatch]) -> Prepared:
+    def _run(self, header: ExchangeHeader, rows: Iterator[pa.RecordBatch]) -> PreparedBatch:
         spill = self._folder.spill()
         spill.mkdir(exist_ok=True)
         limit = self._spec.backend.batch_memory
         changes = ChangeSet(self._backend, limit, spill)
-        output = RecordedOutput(
+        output = BatchOutput(
             self.output_schema, limit, spill / f"output-{header.batch}-{header.round}-{header.attempt}.arrow"
         )
         path = self._folder.segment(self.committed, header.batch)
@@ -166,7 +167,7 @@ class OperatorSlot:
             batch = BatchInfo(header.batch, when.processing_ms, when.watermark_ms, when.late_watermark_ms)
             work = self.operator.run_initial if header.initial else self.operator.run
             for produced in work(self._counted(rows), changes, batch):
-                output.append(recorded(produced, self.output_schema, self.operator))
+                output.append(combined(produced, self.output_schema, self.operator))
             self._ran = True
             output.seal()
             chunks = None if changes.spilled else list(changes.chunks())
@@ -181,7 +182,7 @@ class OperatorSlot:
             changes.discard()
             output.discard()
             raise
-        return Prepared(header.batch, header.round, changes, chunks, segment, output)
+        return PreparedBatch(header.batch, header.round, changes, chunks, segment, output)
 
     def _counted(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in rows:
@@ -212,7 +213,7 @@ class OperatorSlot:
             self._late_rows += self.operator.late_rows
             self._applied = self._worker.submit(self._apply, held)
 
-    def _apply(self, held: Prepared) -> None:
+    def _apply(self, held: PreparedBatch) -> None:
         for keys, values in held.chunks or held.changes.chunks():
             self._backend.apply(keys, values)
         self._applied_batch = held.batch

@@ -1,7 +1,7 @@
 """The slot: one process per subtask that holds user code and its keyed state, and stays while tasks come and go.
 
 It answers an exchange only once it has consumed the whole input and sealed the changes: the subtask is then prepared,
-and its output is recorded until the batch commits. Whoever asks again for the same batch gets the recorded rows.
+and its output is kept until the batch commits. Whoever asks again for the same batch gets the same rows.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from strandline.errors import StaleAttemptError, StrandlineError
 from strandline.operators.base import Operator, SubtaskInfo
 from strandline.runtime.protocol.address import own_host
 from strandline.runtime.protocol.calls import Nothing
+from strandline.runtime.protocol.exchange import OUTPUT_FOLLOWS, SEND_INPUT, ExchangeHeader
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.folders import slot_folder, socket_folder
 from strandline.runtime.protocol.messages import (
     BackendSettings,
-    ExchangeHeader,
     OperatorSpec,
     Rebuilt,
     Sealed,
@@ -61,8 +61,6 @@ from strandline.state.backends.rocksdb import RocksDBMemory
 
 log = logging.getLogger(__name__)
 
-GO = b"go"
-RECORDED = b"recorded"
 ROCKSDB_SHARE = 2 / 3
 """Of a slot's state memory. The rest is for what state costs outside RocksDB: a batch in hand, and gaps in the heap."""
 
@@ -121,7 +119,7 @@ class Slot(SlotCalls):
             nonlocal begun
             begun = True
             writer.begin(schema)
-            writer.write_metadata(GO)
+            writer.write_metadata(SEND_INPUT)
             return _input(reader)
 
         try:
@@ -134,7 +132,7 @@ class Slot(SlotCalls):
         if not begun:
             reader.schema  # noqa: B018 - waits for the relay's first message: it may not meet a finished exchange
             writer.begin(schema)
-        writer.write_metadata(RECORDED)
+        writer.write_metadata(OUTPUT_FOLLOWS)
         for batch in output.batches():
             writer.write_batch(batch)
 

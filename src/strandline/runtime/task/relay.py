@@ -21,8 +21,9 @@ from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.coordinator_calls import CoordinatorClient
+from strandline.runtime.protocol.exchange import SEND_INPUT, ExchangeHeader
 from strandline.runtime.protocol.failures import translate
-from strandline.runtime.protocol.messages import BatchTime, ExchangeHeader, batch_id
+from strandline.runtime.protocol.messages import BatchTime, batch_id
 from strandline.runtime.protocol.slot_calls import SlotClient
 
 GENERATION = "strandline.generation"
@@ -159,7 +160,7 @@ def _exchange(
 ) -> Iterator[pa.RecordBatch]:
     schema = first.schema.remove(first.schema.get_field_index(SUBTASK_COLUMN))
     writer.begin(schema)
-    if reader.read_chunk().app_metadata.to_pybytes() == b"go":
+    if reader.read_chunk().app_metadata.to_pybytes() == SEND_INPUT:
         try:
             _send(writer, first, rest)
         except OSError:

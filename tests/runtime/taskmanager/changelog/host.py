@@ -18,12 +18,12 @@ from strandline.checkpoint.pending import SubtaskAck
 from strandline.operators.base import BatchInfo, Operator, SubtaskInfo
 from strandline.runtime.protocol.address import NOWHERE
 from strandline.runtime.protocol.calls import NOTHING
+from strandline.runtime.protocol.exchange import ExchangeHeader
 from strandline.runtime.protocol.folders import run_folder, slot_folder
 from strandline.runtime.protocol.messages import (
     BackendSettings,
     BatchTime,
     ChangelogSettings,
-    ExchangeHeader,
     OperatorSpec,
     RunInfo,
     Sealed,

@@ -1,4 +1,4 @@
-"""The recorded output of one batch: what a slot answered once, it answers the same every time."""
+"""The output rows of one prepared batch, kept until the batch commits: every evaluation gets the same rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from strandline.state.disk_full import disk_full_error
 
 
-class RecordedOutput:
+class BatchOutput:
     """Keeps output batches in memory up to `memory_limit` bytes and in a local file beyond."""
 
     def __init__(self, schema: pa.Schema, memory_limit: int, path: Path) -> None:
@@ -35,13 +35,13 @@ class RecordedOutput:
             self._spill.write_batch(batch)
 
     def seal(self) -> None:
-        """No more batches come."""
+        """Close the file: no more batches are appended."""
         if self._spill is not None:
             with disk_full_error(self._path.parent):
                 self._spill.close()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All batches, in the order in which they were recorded; as often as asked."""
+        """All batches, in the order in which they were appended. May be called any number of times."""
         yield from self._held
         if self._spill is not None:
             with pa.memory_map(str(self._path)) as source:

@@ -106,7 +106,7 @@ def test_a_demo_that_is_interrupted_leaves_nothing_behind(tmp_path: Path, number
             if "the job runs" in line:
                 break
         children = [process.pid for process in psutil.Process(demo.pid).children(recursive=True)]
-        time.sleep(0.5)
+        time.sleep(0.5)  # the signal meets a batch or a checkpoint
         demo.send_signal(number)
         output, errors = demo.communicate(timeout=90)
     finally:

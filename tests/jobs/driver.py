@@ -92,7 +92,7 @@ def main() -> None:
     temporary.write_text(json.dumps({"pids": pids}))
     temporary.replace(root / "driver.json")
     while not (root / "enough").exists():
-        time.sleep(0.1)
+        time.sleep(0.1)  # between two looks
         if run.await_termination(timeout=0):
             raise SystemExit(1)
     run.process_all_available()

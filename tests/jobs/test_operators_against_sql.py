@@ -400,7 +400,7 @@ def test_every_operator_gives_what_sql_gives_across_a_restart_and_the_loss_of_a_
         run = job.start()
         deadline = time.monotonic() + 5
         while _batches(run) < killed_after and time.monotonic() < deadline:
-            time.sleep(0.05)
+            time.sleep(0.05)  # between two looks; a run with fewer batches loses its slot all the same
         wait_until(lambda: len(slot_pids(run)) == 2, what="both slots")
         os.kill(slot_pids(run)[victim], signal.SIGKILL)
         write(root / "in", len(events.files), events.end())

@@ -128,7 +128,7 @@ class Driver(CoordinatorCalls):
 
     def heartbeat(self, request: Heartbeat) -> HeartbeatAnswer:
         while self.asleep:
-            time.sleep(0.05)
+            time.sleep(0.05)  # for as long as the test wants no answer
         self.lost = set(request.lost)
         return HeartbeatAnswer(self.wanted)
 

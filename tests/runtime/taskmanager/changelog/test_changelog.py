@@ -36,6 +36,7 @@ from tests.runtime.taskmanager.changelog.host import (
     run_info,
     slot_spec,
 )
+from tests.waiting import wait_until
 
 A0, A1, B0, B1 = key(0, "a"), key(1, "a"), key(0, "b"), key(1, "b")
 S0, S1 = ("op", 0), ("op", 1)
@@ -100,13 +101,6 @@ def world() -> Iterator[World]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def files(host: Host, subtask: tuple[str, int] = S0) -> list[str]:
     return [file.name for file in host.changelog.files[subtask].files]
 
@@ -125,7 +119,7 @@ def paths(state: SubtaskState) -> set[str]:
 def test_the_segments_of_all_slots_become_one_file_as_soon_as_all_are_sealed(world: World) -> None:
     host = world.started()
     host.prepare(1, 0, {S0: {A0: b"1"}, S1: {A1: b"1"}})
-    eventually(lambda: len(world.stored()) == 1)  # nobody has asked yet
+    wait_until(lambda: len(world.stored()) == 1)  # nobody has asked yet
     before = host.changelog.figures()["upload_requests"]
     outcomes = host.wait_until_durable(1, 0)
     assert host.changelog.figures()["upload_requests"] == before == 1
@@ -159,7 +153,7 @@ def test_empty_segments_are_not_uploaded_and_hold_nobody_up(world: World) -> Non
     host.batch(1, {})
     assert world.stored() == set()
     host.prepare(2, 0, {S1: {A1: b"1"}})
-    eventually(lambda: len(world.stored()) == 1)  # with the empty one, all slots have told
+    wait_until(lambda: len(world.stored()) == 1)  # with the empty one, all slots have told
     assert host.wait_until_durable(2, 0)[0]["op"] == SegmentUpload(durable=True, file=None)
     host.commit(2)
     assert (batches(host, S0), batches(host, S1)) == ([], [2])
@@ -191,14 +185,14 @@ def test_an_upload_of_a_round_that_was_replaced_meanwhile_is_deleted(world: Worl
 
     host.changelog._uploader.upload = wait  # type: ignore[method-assign]
     host.prepare(1, 0, {S0: {A0: b"void"}, S1: {A1: b"void"}})
-    eventually(lambda: len(world.stored()) == 1)
+    wait_until(lambda: len(world.stored()) == 1)
     void = world.stored()
     host.discard(1, 1)
     host.prepare(1, 1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
     slow.set()
     host.wait_until_durable(1, 1)
     host.commit(1)
-    eventually(lambda: not void & world.stored())
+    wait_until(lambda: not void & world.stored())
     assert host.acknowledged(1)[0].obsolete == ()
 
 
@@ -286,7 +280,7 @@ def test_what_is_behind_survives_the_slots_own_files(world: World) -> None:
     host.batch(2, {S0: {A0: b"2"}})
     with pytest.raises(StorageError):
         host.changelog.materializer.materialize(0)
-    eventually(lambda: not list(slot_folder(host.slots[0].spec).rglob("seg-*.segment")))
+    wait_until(lambda: not list(slot_folder(host.slots[0].spec).rglob("seg-*.segment")))
     world.work_again()
     assert host.batch(3, {S0: {B0: b"3"}})[S0].durable
     assert world.state(host.acknowledged(1)[0].state) == {A0: b"2", B0: b"3"}
@@ -317,7 +311,7 @@ def test_processing_waits_when_too_much_is_behind(world: World, caplog: pytest.L
     answers: list[Any] = []
     waiting = threading.Thread(target=lambda: answers.append(host.wait_until_durable(2, 0)))
     waiting.start()
-    eventually(lambda: caplog.text.count("processing waits for storage") >= 2)  # so it did not go on after the first
+    wait_until(lambda: caplog.text.count("processing waits for storage") >= 2)  # so it did not go on after the first
     assert answers == []
     world.work_again()
     waiting.join(10)
@@ -336,7 +330,7 @@ def test_who_waits_for_storage_ends_with_the_changelog_or_its_generation(
     host.prepare(1, 0, {S0: {A0: b"1"}})
     waiting = threading.Thread(target=host.wait_until_durable, args=(1, 0))
     waiting.start()
-    eventually(lambda: "processing waits for storage" in caplog.text)
+    wait_until(lambda: "processing waits for storage" in caplog.text)
     end(host.changelog)
     waiting.join(10)
     assert not waiting.is_alive()
@@ -365,7 +359,7 @@ def test_the_upload_thread_survives_the_end(world: World) -> None:
     host = world.started(upload_timeout=0.05, upload_attempts=20)
     world.fail()
     host.prepare(1, 0, {S0: {A0: b"1"}, S1: {A1: b"1"}})
-    time.sleep(0.03)
+    time.sleep(0.03)  # the end comes between two attempts, or in the middle of one
     host.changelog.close()
     for thread in host.changelog._threads:
         thread.join(10)
@@ -635,12 +629,12 @@ def test_a_failed_materialization_fails_no_checkpoint(world: World) -> None:
     host = world.started(materialization_interval=0.05)
     host.batch(1, {S0: {A0: b"1"}})
     world.fail()
-    eventually(lambda: host.changelog.materializer.figures.failed_materializations > 1)
+    wait_until(lambda: host.changelog.materializer.figures.failed_materializations > 1)
     acks = host.acknowledged(1)
     assert world.state(acks[0].state) == {A0: b"1"}
     world.work_again()
-    eventually(lambda: host.changelog.materializer.figures.materializations > 0)
-    eventually(lambda: batches(host) == [])
+    wait_until(lambda: host.changelog.materializer.figures.materializations > 0)
+    wait_until(lambda: batches(host) == [])
     assert world.state(host.acknowledged(2)[0].state) == {A0: b"1"}
 
 
@@ -648,9 +642,9 @@ def test_a_changelog_that_has_grown_too_large_is_materialized_early(world: World
     host = world.started(replace(QUICK, early_bytes=2000), max_amplification=2.0)
     for batch in range(1, 30):
         host.batch(batch, {S0: {key(0, str(batch)): b"x"}})
-        time.sleep(0.002)
-    eventually(lambda: host.changelog.materializer.figures.early_materializations > 0)
-    eventually(lambda: host.changelog.materializer.figures.materializations > 0)
+        time.sleep(0.002)  # the thread that materializes gets its turn
+    wait_until(lambda: host.changelog.materializer.figures.early_materializations > 0)
+    wait_until(lambda: host.changelog.materializer.figures.materializations > 0)
     assert world.state(host.acknowledged(1)[0].state) == host.contents()[S0]
 
 
@@ -715,7 +709,7 @@ def test_a_new_generation_begins_with_what_it_restores(world: World) -> None:
     )
     assert host.contents() == {S0: {A0: b"1"}, S1: {A1: b"1"}}
     named = {path for state in states for path in paths(state)}
-    eventually(lambda: world.stored() == named)
+    wait_until(lambda: world.stored() == named)
     host.batch(2_000_000_000, {S1: {A1: b"x"}})
     acks = host.acknowledged(2)
     assert [world.state(ack.state) for ack in acks] == [{A0: b"1"}, {A1: b"x"}]

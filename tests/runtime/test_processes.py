@@ -68,6 +68,7 @@ from strandline.runtime.protocol.taskmanager_calls import (
 )
 from strandline.runtime.task.launcher import ensure_task_manager
 from strandline.runtime.task.relay import _exchange
+from strandline.runtime.taskmanager.durability import SnapshotDurability
 from strandline.runtime.taskmanager.process import TaskManager
 from strandline.state.coding.ddl import parse_schema
 from strandline.state.coding.keys import key_group_range
@@ -353,17 +354,18 @@ def test_an_upload_whose_local_files_cannot_be_read_is_declined(driver: Driver) 
     manager = TaskManager(driver.run, "in this process")
     try:
         manager.start_slots(StartSlots([driver.spec(0)], use_copies=False))
-        slot = manager._slots[0]
+        (slot,) = manager._slots.all()
         slot.client.freeze(Freeze(1))
         (report,) = slot.client.report(SnapshotRef(1))
         (manifest,) = [Path(path) for name, path, *_ in report.files if name.startswith("MANIFEST")]
         manifest.unlink()
-        manager._upload([slot], 1, time.time(), partial(manager._uploader.upload, 1))
+        assert isinstance(manager._durability, SnapshotDurability)
+        upload = partial(manager._durability._uploader.upload, 1)
+        manager._background.upload([slot], 1, time.time(), upload)
         assert [(one.generation, one.checkpoint, one.slot_lost) for one in driver.declined] == [(1, 1, False)]
         assert manifest.name in driver.declined[0].reason
     finally:
-        for slot in manager._slots.values():
-            slot.end()
+        manager._slots.end_all()
         manager.server.close()
 
 

@@ -119,19 +119,22 @@ class Changelog:
     def end(self) -> None:
         """End the run: files that no checkpoint can refer to are deleted."""
         with self._lock:
-            self._begin_generation(-1)
+            unneeded = self._begin_generation(-1)
+        delete_unneeded(self._storage, unneeded)
 
     # --- slots -----------------------------------------------------------------------------------
 
     def slot_starting(self, spec: SlotSpec) -> None:
         """Prepare for a slot that is about to come up: what its predecessor prepared will never commit."""
+        unneeded: list[str] = []
         with self._lock:
             if spec.generation != self._shared.generation:
-                self._begin_generation(spec.generation)
+                unneeded = self._begin_generation(spec.generation)
             # The slot may have died after the decision, and before the commit was heard of here.
             self.queue.commit(spec.decided_batch)
             for operator in spec.operators:
                 self.queue.void((operator.uid, spec.index))
+        delete_unneeded(self._storage, unneeded)
 
     def slot_opened(self, spec: SlotSpec, states: dict[str, list[dict[str, Any]]], changed: Container[str]) -> None:
         """Take in a slot that has come up. `states` has the descriptors of each operator's states.
@@ -162,14 +165,15 @@ class Changelog:
         self._snapshots.forget([subtask])
         self._snapshots.start_from(subtask, restored, spec.restore_owned)
 
-    def _begin_generation(self, generation: int) -> None:
-        """Forget the older generation, and delete its files that no checkpoint can refer to."""
+    def _begin_generation(self, generation: int) -> list[str]:
+        """Forget the older generation; returns the paths of its files that no checkpoint can refer to."""
         self.queue.clear()
         self.materializer.clear()
-        delete_unneeded(self._storage, self.files.clear())
+        unneeded = self.files.clear()
         self._shared.slots.clear()
         self._shared.forget_local()
         self._shared.generation = generation
+        return unneeded
 
     # --- checkpoints -----------------------------------------------------------------------------
 

@@ -1,0 +1,71 @@
+"""Makes checkpoints durable in the background, and tells the coordinator how that ended."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from strandline.checkpoint.pending import SubtaskAck
+from strandline.errors import SlotLostError, StrandlineError
+from strandline.runtime.protocol.coordinator_calls import Acknowledgement, CoordinatorCalls, Decline
+from strandline.runtime.protocol.taskmanager_calls import SlotAnswers
+from strandline.runtime.taskmanager.slot_processes import SlotProcess, SlotProcesses
+from strandline.runtime.taskmanager.snapshot_uploads import SubtaskSnapshot
+
+log = logging.getLogger(__name__)
+
+Upload = Callable[[list[SubtaskSnapshot]], list[SubtaskAck]]
+"""Makes snapshots durable."""
+
+
+class BackgroundUploads:
+    """Every checkpoint and savepoint has a thread of its own."""
+
+    def __init__(self, slots: SlotProcesses, coordinator: CoordinatorCalls, identity: str) -> None:
+        """`identity` names the task manager in messages."""
+        self._slots = slots
+        self._coordinator = coordinator
+        self._identity = identity
+
+    def start_upload(self, frozen: SlotAnswers[None], checkpoint_id: int, upload: Upload) -> None:
+        """Upload what slots froze. `frozen` has the answers of the slots."""
+        slots = [slot for index in frozen.values if (slot := self._slots.get(index)) is not None]
+        if slots:
+            _in_thread(lambda: self.upload(slots, checkpoint_id, time.time(), upload), checkpoint_id)
+
+    def upload(self, slots: Sequence[SlotProcess], checkpoint_id: int, barrier_time: float, upload: Upload) -> None:
+        """Upload what `slots` froze, and report it."""
+
+        def uploaded() -> list[SubtaskAck]:
+            reported = self._slots.pool.map(lambda slot: slot.snapshots(checkpoint_id, barrier_time), slots)
+            return upload([snapshot for snapshots in reported for snapshot in snapshots])
+
+        try:
+            self.report(slots[0].spec.generation, checkpoint_id, uploaded)
+        finally:
+            for slot in slots:
+                slot.release(checkpoint_id)
+
+    def start_report(self, generation: int, checkpoint_id: int, work: Callable[[], list[SubtaskAck]]) -> None:
+        """Do the rest of a checkpoint's work, and report it."""
+        _in_thread(lambda: self.report(generation, checkpoint_id, work), checkpoint_id)
+
+    def report(self, generation: int, checkpoint_id: int, work: Callable[[], list[SubtaskAck]]) -> None:
+        """Acknowledge each subtask for which `work` returns; decline once for all of them if it fails."""
+        try:
+            try:
+                for ack in work():
+                    self._coordinator.acknowledge(Acknowledgement(generation, checkpoint_id, ack))
+            except (StrandlineError, OSError) as error:
+                log.warning("checkpoint %d: %s", checkpoint_id, error)
+                reason = f"task manager {self._identity}: {error}"
+                self._coordinator.decline(Decline(generation, checkpoint_id, reason, isinstance(error, SlotLostError)))
+        except StrandlineError as error:
+            # The coordinator cannot be reached: the checkpoint times out there.
+            log.warning("checkpoint %d: %s", checkpoint_id, error)
+
+
+def _in_thread(target: Callable[[], None], checkpoint_id: int) -> None:
+    threading.Thread(target=target, daemon=True, name=f"checkpoint-{checkpoint_id}").start()

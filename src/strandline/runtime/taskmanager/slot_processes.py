@@ -1,0 +1,222 @@
+"""The slot processes of a task manager: starts them, calls them, ends them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, cast
+
+import msgspec
+
+from strandline.errors import SlotLostError, StrandlineError
+from strandline.runtime.protocol.calls import NOTHING
+from strandline.runtime.protocol.failures import Failure
+from strandline.runtime.protocol.folders import slot_folder
+from strandline.runtime.protocol.messages import SlotSpec
+from strandline.runtime.protocol.slot_calls import Freeze, SlotClient, SlotFailed, SlotReady, SnapshotRef
+from strandline.runtime.protocol.taskmanager_calls import SlotAnswers
+from strandline.runtime.taskmanager.snapshot_uploads import SubtaskSnapshot
+
+log = logging.getLogger(__name__)
+
+SLOT_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+"""A slot allocates everything from one heap. RocksDB's threads free each other's blocks, and the memory of a batch is
+free between batches. With one heap per thread, or a heap for Arrow alone, such memory stays resident and unused."""
+
+Asked = TypeVar("Asked")
+Told = TypeVar("Told")
+
+
+@dataclass(slots=True)
+class SlotProcess:
+    """A running slot."""
+
+    spec: SlotSpec
+    process: subprocess.Popen[bytes]
+    client: SlotClient
+    ready: SlotReady
+    """What the slot said when it was ready."""
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def end(self) -> None:
+        """Kill the process. Its state is in its files, so nothing needs to be closed."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.client.close()
+
+    def snapshots(self, checkpoint_id: int, barrier_time: float) -> list[SubtaskSnapshot]:
+        """The snapshots of the slot's operators, once all their files are on disk."""
+        spec = self.spec
+        return [
+            SubtaskSnapshot(
+                spec.index, spec.key_groups, spec.backend.kind, spec.backend.shares_files, report, barrier_time
+            )
+            for report in self.client.report(SnapshotRef(checkpoint_id))
+        ]
+
+    def release(self, checkpoint_id: int) -> None:
+        """Let a frozen state go. A failure is only logged: a slot that is lost holds nothing."""
+        try:
+            self.client.release(SnapshotRef(checkpoint_id))
+        except StrandlineError as error:
+            log.warning("checkpoint %d, slot %d: %s", checkpoint_id, self.spec.index, error)
+
+
+class SlotProcesses:
+    """The slots of one task manager, by index. The caller starts and ends slots from one thread at a time."""
+
+    def __init__(self, job: str, folder: Path) -> None:
+        """`folder` gets the logs of the processes."""
+        self.generation = 0
+        """The newest generation that started slots here."""
+        self.pool = ThreadPoolExecutor(64, thread_name_prefix="slot-calls")
+        self._job = job
+        self._folder = folder
+        self._slots: dict[int, SlotProcess] = {}
+        self._spares: list[tuple[subprocess.Popen[bytes], Path]] = []
+        """Processes that wait to become slots, and their logs."""
+
+    def all(self) -> list[SlotProcess]:
+        return list(self._slots.values())
+
+    def get(self, index: int) -> SlotProcess | None:
+        return self._slots.get(index)
+
+    # --- life ------------------------------------------------------------------------------------
+
+    def start(self, spec: SlotSpec) -> SlotProcess:
+        """Start a slot; returns once it holds its state. Raises the slot's error, or `SlotLostError` if it dies."""
+        slot_folder(spec).mkdir(parents=True, exist_ok=True)
+        process, log_path = self._take_spare() or self._spawn(self._folder / f"slot-{spec.index}.log")
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            message = msgspec.msgpack.encode(spec)
+            process.stdin.write(struct.pack(">Q", len(message)) + message)
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except OSError:
+            answer = b""
+        process.stdout.close()
+        if not answer:
+            process.kill()
+            code = process.wait()
+            tail = log_path.read_text(errors="replace")[-2000:]
+            raise SlotLostError(
+                f"slot {spec.index} of job {self._job} ended while it started (exit code {code}); its log ends:\n{tail}"
+            )
+        told: SlotReady | SlotFailed = msgspec.json.decode(answer, type=SlotReady | SlotFailed)
+        if isinstance(told, SlotFailed):
+            process.wait()
+            raise told.failure.error()
+        client = SlotClient(told.address, spec.run.secret, spec.run.run_id, lambda: spec.generation)
+        slot = self._slots[spec.index] = SlotProcess(spec, process, client, told)
+        return slot
+
+    def end(self, index: int) -> None:
+        """End a slot at once; nothing happens if there is none."""
+        slot = self._slots.pop(index, None)
+        if slot is not None:
+            slot.end()
+
+    def end_all(self) -> None:
+        """End all slots and spare processes at once."""
+        for index in list(self._slots):
+            self.end(index)
+        self.end_spares()
+
+    def stop_all(self) -> None:
+        """Ask all slots to end; those that do not are killed."""
+        for slot in self.all():
+            with suppress(StrandlineError, subprocess.TimeoutExpired):
+                slot.client.stop(NOTHING)
+                slot.process.wait(timeout=5)
+            slot.end()
+        self._slots.clear()
+
+    def start_spares(self, count: int) -> None:
+        """Start processes in advance, until `count` wait to become slots."""
+        while len(self._spares) < count:
+            self._spares.append(self._spawn(self._folder / f"slot-spare-{time.time_ns()}.log"))
+
+    def end_spares(self) -> None:
+        while (spare := self._take_spare()) is not None:
+            spare[0].kill()
+            spare[0].wait()
+
+    def _spawn(self, log_path: Path) -> tuple[subprocess.Popen[bytes], Path]:
+        with log_path.open("ab") as log_file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "strandline.runtime.slot.process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log_file,
+                env={**os.environ, **SLOT_ENVIRONMENT},
+            )
+        return process, log_path
+
+    def _take_spare(self) -> tuple[subprocess.Popen[bytes], Path] | None:
+        with suppress(IndexError):
+            while True:
+                spare = self._spares.pop()
+                if spare[0].poll() is None:
+                    return spare
+        return None
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def call(
+        self, indices: Iterable[int], method: Callable[[SlotClient, Asked], Told], request: Asked
+    ) -> SlotAnswers[Told]:
+        """Call some slots at the same time. Each slot answers for itself; indices without a slot are left out."""
+        called = [slot for index in indices if (slot := self._slots.get(index)) is not None]
+
+        def one(slot: SlotProcess) -> tuple[Told | None, Failure | None]:
+            try:
+                return method(slot.client, request), None
+            except StrandlineError as error:
+                return None, Failure.of(error)
+
+        answers: SlotAnswers[Told] = SlotAnswers({}, {})
+        for slot, (value, failure) in zip(called, self.pool.map(one, called), strict=True):
+            if failure is not None:
+                answers.failures[slot.spec.index] = failure
+            else:
+                answers.values[slot.spec.index] = cast("Told", value)
+        return answers
+
+    def freeze_all(self, request: Freeze) -> SlotAnswers[None]:
+        """Freeze the state of every slot."""
+        return self.call(list(self._slots), SlotClient.freeze, request)
+
+    # What `FrozenSlots` asks for.
+
+    def freeze(self, index: int, number: int) -> Callable[[], list[SubtaskSnapshot]]:
+        slot = self._slots.get(index)
+        if slot is None:
+            raise SlotLostError(f"slot {index} of job {self._job} is not running")
+        slot.client.freeze(Freeze(number))
+        return lambda: slot.snapshots(number, time.time())
+
+    def release(self, index: int, number: int) -> None:
+        slot = self._slots.get(index)
+        if slot is not None:
+            slot.release(number)
+
+    def compact(self, index: int) -> None:
+        slot = self._slots.get(index)
+        if slot is not None:
+            slot.client.compact(NOTHING)

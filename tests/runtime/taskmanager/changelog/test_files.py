@@ -732,7 +732,7 @@ def test_what_a_checkpoint_named_that_completed_unheard_is_not_left_over() -> No
     checked(machine)
 
 
-def test_what_is_settled_but_not_durable_makes_a_gap_until_a_checkpoint_covers_it() -> None:
+def test_what_is_decided_but_not_durable_makes_a_gap_until_a_checkpoint_covers_it() -> None:
     durable = DurableSegments(4)
 
     def complete() -> bool:

@@ -339,7 +339,7 @@ def test_who_waits_for_storage_ends_with_the_changelog_or_its_generation(
 
 
 def test_those_who_wait_do_not_end_each_others_uploads(world: World) -> None:
-    """A checkpoint waits for what is behind while a batch waits for its segments: neither is forgotten when the other is done."""
+    """A checkpoint and a batch wait for segments at the same time: neither is forgotten when the other is done."""
     host = world.started()
     for batch in range(1, 16, 2):
         world.fail()

@@ -1,4 +1,4 @@
-"""The run's task managers and slots, as the driver sees them: where each slot is, what is lost, how it comes back."""
+"""The cluster of a run, as the driver sees it: starts slots, finds lost ones, replaces them, and calls them."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Cluster(CoordinatorCalls):
 
     @property
     def epoch_name(self) -> str:
-        """Changes whenever a slot moves; a relay that sees another one than before asks for the addresses again."""
+        """Changes whenever a slot moves. A relay that sees a new one asks for the slots' addresses again."""
         return f"{self.run.run_id}-{self.epoch}"
 
     def incarnation(self, index: int) -> int:
@@ -277,11 +277,11 @@ class Cluster(CoordinatorCalls):
 
         def ensure(_numbers: Iterable[int]) -> list[str]:
             if not local:
-                time.sleep(0.1)  # so that no executor is done with its task before another one has got one
+                time.sleep(0.1)  # so that every executor gets a task: none may finish before the others begin
             return [ensure_task_manager(run)]
 
         found = set(context.parallelize(range(tasks), tasks).mapPartitions(ensure).collect())
-        alive = sorted(found & set(self._managers))  # they have registered, unless they have died since
+        alive = sorted(found & set(self._managers))  # all have registered; some may have died since
         if not alive:
             raise SlotLostError(f"job {run.job}: the task managers {sorted(found)} were lost as soon as they had begun")
         return alive

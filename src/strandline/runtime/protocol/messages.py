@@ -14,7 +14,7 @@ from strandline.state.coding.keys import key_group_range
 
 
 def batch_id(generation: int, spark_batch: int) -> int:
-    """The id of a batch: Spark's own number in the range of its generation, so that no id is ever used twice."""
+    """The id of a batch: Spark's number within the range of the generation, so that no id is used twice."""
     return first_batch(generation) + spark_batch
 
 
@@ -84,7 +84,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     sys_path: list[str]
     uploads: UploadSettings
     local_recovery: bool = False
-    """Whether task managers keep second copies of durable files on local disk."""
+    """Whether a restart uses the local copies of durable files."""
     changelog: ChangelogSettings | None = None
     """None: every checkpoint uploads the state itself."""
 
@@ -101,7 +101,7 @@ class SlotSpec(msgspec.Struct, frozen=True):
     backend: BackendSettings
     operators: list[OperatorSpec]
     restore: list[SubtaskState]
-    """The states to start from: those that hold some of the slot's key groups, the largest part of an operator first.
+    """The states that hold some of the slot's key groups; for each operator, the largest part first.
 
     One per operator, unless the parallelism has changed; empty for a fresh start."""
     restore_batch: int
@@ -119,7 +119,7 @@ class SlotSpec(msgspec.Struct, frozen=True):
     manager: Address = NOWHERE
     """Where the slot's task manager is."""
     copies: str | None = None
-    """Where on the slot's host second copies of durable files are; None: nowhere."""
+    """The folder with local copies of durable files on the slot's host; None: the slot does not use them."""
     allow_non_restored: bool = False
     """Whether states of `restore` that an operator does not declare any more may be dropped."""
 
@@ -130,7 +130,7 @@ class SlotSpec(msgspec.Struct, frozen=True):
 
     @property
     def rescaled(self) -> bool:
-        """Whether the states to start from were cut otherwise than the slot's key groups."""
+        """Whether the states to start from have other key group ranges than the slot."""
         groups = self.key_groups
         return any(
             (state.key_group_start, state.key_group_end) != (groups.start, groups.stop) for state in self.restore
@@ -155,11 +155,11 @@ class Rebuilt(msgspec.Struct, frozen=True):
     """What was read from durable storage."""
     duration_ms: float
     changed: bool = False
-    """Whether the operator declares its states otherwise than the checkpoint: a later one cannot build on its files."""
+    """Whether the operator's states differ from the checkpoint's: a later checkpoint cannot share its files then."""
 
 
 class Sealed(msgspec.Struct, frozen=True):
-    """A sealed segment, as the slot tells its task manager: what one subtask's part of a batch changed."""
+    """A sealed segment: what a batch changed in one subtask. The slot tells its task manager of it."""
 
     operator: str
     subtask: int
@@ -171,7 +171,7 @@ class Sealed(msgspec.Struct, frozen=True):
 
 
 class SnapshotReport(msgspec.Struct, frozen=True):
-    """One operator's files of a snapshot, as the slot tells them to its task manager."""
+    """The files of one operator's snapshot, for the task manager that uploads them."""
 
     operator: str
     files: list[tuple[str, str, int, str, bool]]

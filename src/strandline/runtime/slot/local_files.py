@@ -23,7 +23,7 @@ _SNAPSHOT = re.compile(r"snap-(\d+)(\.json|\.new|\.tmp)?")
 
 
 class SnapshotMarker(msgspec.Struct, frozen=True):
-    """Written last: a snapshot without its marker does not exist."""
+    """Describes a complete snapshot. It is written last, so a snapshot without a marker is incomplete."""
 
     checkpoint_id: int
     batch: int
@@ -32,7 +32,7 @@ class SnapshotMarker(msgspec.Struct, frozen=True):
 
 
 class _Checked(msgspec.Struct, frozen=True):
-    """A marker as it is on disk: one flipped bit in its batch would make it the base of a wrong state."""
+    """A marker on disk, with a checksum: a flipped bit in its batch would otherwise lead to a wrong state."""
 
     crc32: int
     marker: msgspec.Raw
@@ -40,7 +40,7 @@ class _Checked(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LocalBase:
-    """Something that state can be rebuilt from: `snapshot` is None for what the run was restored from."""
+    """A base from which state can be rebuilt; `snapshot` is None for the checkpoint that the run was restored from."""
 
     batch: int
     snapshot: SnapshotMarker | None
@@ -91,7 +91,7 @@ class OperatorFolder:
     def drop_snapshot(self, checkpoint_id: int) -> None:
         self._marker(checkpoint_id).unlink(missing_ok=True)
         self._marker(checkpoint_id).with_suffix(".new").unlink(missing_ok=True)
-        # RocksDB makes a snapshot's folder under this name first, and a kill may leave it.
+        # RocksDB first writes a snapshot to a folder of this name, which a killed process leaves behind.
         shutil.rmtree(self.snapshot(checkpoint_id).with_suffix(".tmp"), ignore_errors=True)
         shutil.rmtree(self.snapshot(checkpoint_id), ignore_errors=True)
 
@@ -102,7 +102,7 @@ class OperatorFolder:
                 path.unlink(missing_ok=True)
 
     def clear_databases(self, keep_incarnation: int) -> None:
-        """Delete what earlier incarnations of the slot left open."""
+        """Delete the databases of earlier incarnations of the slot."""
         keep = {self.database(keep_incarnation).name, self.download(keep_incarnation).name}
         for pattern in ("db-*", "restore-*", "spill"):
             for path in self.root.glob(pattern):
@@ -134,7 +134,7 @@ class OperatorFolder:
                 if zlib.crc32(checked.marker) == checked.crc32:
                     markers.append(msgspec.json.decode(checked.marker, type=SnapshotMarker))
             except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-                continue  # damaged: not a snapshot
+                continue  # a snapshot with a damaged marker does not exist
         return markers
 
     def _segments(self) -> list[tuple[Path, int, int]]:

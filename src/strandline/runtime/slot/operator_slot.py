@@ -124,9 +124,9 @@ class OperatorSlot:
         cancelled: Callable[[], bool],
         check: Callable[[], None],
     ) -> BatchOutput:
-        """The output of the batch: recorded before, or worked out now from `rows`. One attempt at a time.
+        """The output of the batch: kept from an earlier attempt, or computed now from `rows`. One attempt at a time.
 
-        `check` refuses an attempt that became stale while it waited for its turn, or while it worked.
+        `check` raises if the attempt became stale, while it waited for its turn or while it worked.
         """
         while not self._busy.acquire(timeout=0.2):
             if cancelled():
@@ -137,7 +137,7 @@ class OperatorSlot:
             if held is not None:
                 if (held.batch, held.round) == (header.batch, header.round):
                     return held.output
-                # Of an older round, so it can never commit. Both would have the same segment file: it goes first.
+                # It belongs to an older round, so it can never commit. Both rounds use the same segment file.
                 self._prepared = None
                 held.discard()
             self._applied.result()
@@ -190,7 +190,7 @@ class OperatorSlot:
             yield batch
 
     def discard(self) -> None:
-        """Forget what was prepared. An attempt that runs meanwhile finds itself stale when it ends."""
+        """Drop what was prepared. An attempt that runs at this moment is refused as stale when it ends."""
         if not self._busy.acquire(blocking=False):
             return
         try:
@@ -201,11 +201,11 @@ class OperatorSlot:
             self._busy.release()
 
     def commit(self, batch: int) -> None:
-        """Make the prepared batch the state. Returns at once; the next batch and the next barrier wait for the rest."""
+        """Make the prepared batch the state. Returns at once; the next batch and barrier wait until it is applied."""
         with self._busy:
             held = self._prepared
             if self.committed == batch and held is None:
-                return  # said twice
+                return  # the commit was repeated
             if held is None or held.batch != batch:
                 raise StaleAttemptError(f"operator {self.operator.uid}: batch {batch} is not prepared")
             self._prepared = None
@@ -221,25 +221,25 @@ class OperatorSlot:
         held.output.discard()
 
     def compact(self) -> None:
-        """Make the state small for a snapshot that many checkpoints will name. Batches go on meanwhile."""
+        """Compact the state on disk, before a snapshot that many checkpoints will name. Batches go on meanwhile."""
         self._backend.tidy()
 
     def barrier(self, checkpoint_id: int) -> float:
         """Freeze the committed state: the synchronous part of a checkpoint. Returns its milliseconds.
 
-        It may run beside an attempt, which only reads, and takes turns with commits. That it holds a certain batch is
-        up to the coordinator, which keeps commits and the barriers of checkpoints apart.
+        It may run beside an attempt, which only reads the state. Commits and barriers run one after the other on the
+        same thread. The coordinator decides which batch a checkpoint covers: it commits nothing during its barrier.
         """
         started = time.perf_counter()
         batch, snapshot = self._worker.submit(self._freeze, checkpoint_id, self._applied).result()
         sync_ms = (time.perf_counter() - started) * 1000
         written = self._writer.submit(self._write_snapshot, checkpoint_id, snapshot, batch)
-        self._writer.submit(self._drop_covered, checkpoint_id, batch)  # nobody waits for it
+        self._writer.submit(self._drop_covered, checkpoint_id, batch)  # in the background
         self._snapshots[checkpoint_id] = LocalSnapshot(snapshot, batch, sync_ms, written)
         return sync_ms
 
     def savepoint(self, checkpoint_id: int, canonical: bool) -> float:
-        """Freeze the committed state for a savepoint, which no rebuild will ever start from."""
+        """Freeze the committed state for a savepoint. Unlike a checkpoint's snapshot, it never becomes a local base."""
         started = time.perf_counter()
         batch, snapshot = self._worker.submit(self._freeze, checkpoint_id, self._applied, canonical).result()
         sync_ms = (time.perf_counter() - started) * 1000
@@ -252,7 +252,7 @@ class OperatorSlot:
         return sync_ms
 
     def _freeze(self, checkpoint_id: int, applied: Future[None], full: bool = False) -> tuple[int, Snapshot]:
-        applied.result()  # it has ended, as it came before; raises what it met
+        applied.result()  # it ran before this on the same thread; raises its error
         return self._applied_batch, self._backend.snapshot(self._folder.snapshot(checkpoint_id), full=full)
 
     def _write_snapshot(self, checkpoint_id: int, snapshot: Snapshot, batch: int) -> tuple[list[SnapshotFile], float]:
@@ -264,7 +264,7 @@ class OperatorSlot:
 
     def _drop_covered(self, checkpoint_id: int, batch: int) -> None:
         if self._newest_snapshot != checkpoint_id:
-            return  # it could not be written
+            return  # the snapshot could not be written
         try:
             self._folder.drop_segments(batch)
             for older in self._folder.snapshots():
@@ -287,18 +287,18 @@ class OperatorSlot:
         )
 
     def release(self, checkpoint_id: int) -> None:
-        """The upload has ended, well or not; the files go unless they are the newest local base."""
+        """The upload has ended. Delete the snapshot's files, unless they are the newest local base."""
         local = self._snapshots.pop(checkpoint_id, None)
         if local is not None and self._newest_snapshot != checkpoint_id:
             local.snapshot.release()
             self._folder.drop_snapshot(checkpoint_id)
 
     def timer(self) -> tuple[TimeMode, int | None]:
-        """The operator's clock, and when on it it has something to do without rows; at once if it has not run yet."""
+        """The operator's clock, and when it next has something to do without rows; 0 before its first run."""
         return self.operator.time_mode, self.operator.next_timer_ms if self._ran else 0
 
     def query(self, state: str, key: tuple[Any, ...]) -> Any:
-        """What `state` holds for `key` by the last commit; empty if the key is not of this subtask."""
+        """What `state` holds for `key` after the last commit; empty if the key belongs to another subtask."""
         described = {known.name: known for known in self.operator.states()}
         if state not in described:
             raise StrandlineError(

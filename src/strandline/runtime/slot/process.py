@@ -1,6 +1,6 @@
-"""The slot: one process per subtask that holds user code and its keyed state, and stays while tasks come and go.
+"""The slot: the process of one subtask. It runs user code and holds its keyed state, from batch to batch.
 
-It answers an exchange only once it has consumed the whole input and sealed the changes: the subtask is then prepared,
+A slot answers an exchange after it has read all input rows and sealed the changes: the subtask is then prepared,
 and its output is kept until the batch commits. Whoever asks again for the same batch gets the same rows.
 """
 
@@ -62,7 +62,7 @@ from strandline.state.backends.rocksdb import RocksDBMemory
 log = logging.getLogger(__name__)
 
 ROCKSDB_SHARE = 2 / 3
-"""Of a slot's state memory. The rest is for what state costs outside RocksDB: a batch in hand, and gaps in the heap."""
+"""RocksDB's share of a slot's state memory. The rest is for the current batch and for gaps in the heap."""
 
 
 class Slot(SlotCalls):
@@ -125,7 +125,7 @@ class Slot(SlotCalls):
         try:
             output = operator.work(header, rows, context.is_cancelled, partial(self._check_fresh, header, operator))
         except (StaleAttemptError, flight.FlightError):
-            raise  # an attempt that is over, or whose relay is gone: no failure of the batch
+            raise  # the attempt is over or its relay is gone: the batch has not failed
         except Exception as error:
             self._failure = BatchFailure(header.batch, header.round, Failure.of(error))
             raise
@@ -239,7 +239,7 @@ class Slot(SlotCalls):
         states = {uid: op.described_states() for uid, op in self.operators.items()}
         _tell(ready, SlotReady(server.address, states, self.rebuilt))
         self._stopped.wait()
-        time.sleep(0.05)  # let the answer to `stop` leave
+        time.sleep(0.05)  # until the answer to `stop` is sent
         server.close()
         for op in self.operators.values():
             op.close()
@@ -250,7 +250,7 @@ def _rocksdb_memory(backend: BackendSettings) -> RocksDBMemory:
 
 
 def _input(reader: Any) -> Iterator[pa.RecordBatch]:
-    """The rows of an exchange; they count only if the relay says at the end how many there were."""
+    """The rows of an exchange. Raises `StaleAttemptError` unless as many arrive as the relay says at the end."""
     rows = 0
     for chunk in reader:
         if chunk.data is not None and chunk.data.num_rows:
@@ -270,16 +270,16 @@ def _tell(ready: BinaryIO, message: SlotReady | SlotFailed) -> None:
 
 
 def _end_with_parent() -> None:
-    """The task manager holds the other end of stdin; when it dies, so does its slot."""
+    """End this process when its task manager dies, which holds the other end of stdin."""
     sys.stdin.buffer.read()
     os._exit(0)
 
 
 def main() -> None:
-    """Entry of the slot process: the spec comes on stdin, the address goes to stdout."""
+    """The entry of the process: reads a `SlotSpec` from stdin, and writes `SlotReady` or `SlotFailed` to stdout."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s slot %(name)s: %(message)s")
     ready = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what user code prints belongs in the log
+    os.dup2(2, 1)  # what user code prints goes to the log
     (length,) = struct.unpack(">Q", sys.stdin.buffer.read(8))
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(length), type=SlotSpec)
     threading.Thread(target=_end_with_parent, daemon=True).start()

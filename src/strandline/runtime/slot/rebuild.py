@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Source:
-    """What a state was made from."""
+    """How many bytes a state was rebuilt from."""
 
     local_bytes: int = 0
     durable_bytes: int = 0
@@ -41,15 +41,15 @@ class _Source:
 def rebuild(
     spec: SlotSpec, operator: Operator, folder: OperatorFolder, memory: RocksDBMemory | None
 ) -> tuple[StateBackend, Rebuilt]:
-    """The operator's state at `spec.decided_batch`, from the newest base that works: local files, else durable ones.
+    """Rebuild an operator's state at `spec.decided_batch`, from the newest usable base: local files, else durable ones.
 
     Raises `SegmentsLostError` when the files that lead there are gone, `DamagedFileError` when the checkpoint is bad,
     `IncompatibleCheckpointError` when it holds a state that the operator declares differently, `UserCodeError` or
-    `ConfigError` when the user's `rocksdb_factory` fails or does what state would not bear.
+    `ConfigError` when the user's `rocksdb_factory` fails or sets an option with which state is not safe.
     """
     folder.clear_databases(spec.incarnation)
     durable = [state for state in spec.restore if state.operator == operator.uid]
-    # All subtasks of a checkpoint describe their states alike.
+    # All subtasks of a checkpoint describe their states in the same way.
     changed = check_states(operator, operator.states(), durable[0] if durable else None, spec.allow_non_restored)
     problems: list[str] = []
     bases = folder.bases(spec.restore_batch, spec.decided_batch)
@@ -63,7 +63,7 @@ def rebuild(
             backend, source = _open_base(spec, operator, folder, base, durable, changed, memory)
         except (OSError, DamagedFileError) as error:
             if base.snapshot is None and not base.segments and not base.log:
-                raise  # the checkpoint itself is damaged: nothing older can help here
+                raise  # the checkpoint itself is damaged, and there is no other base
             problems.append(str(error))
             continue
         finally:
@@ -96,7 +96,7 @@ def _open_base(
     log_ = _download(spec, base.log, spec.run.storage, folder.download(spec.incarnation) / "log", source)
     groups = spec.key_groups
     first = parts[0] if parts else _Part([])
-    # Segments of the restored checkpoint were written under its own declarations of states.
+    # The checkpoint's segments use the states as they were declared then.
     before = [path for part in parts for path in part.segments]
     since = [*(segment.path for segment in log_), *base.segments]
     backend = open_backend(
@@ -133,7 +133,7 @@ class _Part:
     files: list[RestoredFile]
     segments: Sequence[Path] = ()
     beyond: bool = False
-    """They hold key groups that are not the slot's own, too."""
+    """Whether they also hold key groups of other slots."""
 
 
 def _local_part(folder: OperatorFolder, snapshot: SnapshotMarker, source: _Source) -> _Part:
@@ -148,7 +148,7 @@ def _local_part(folder: OperatorFolder, snapshot: SnapshotMarker, source: _Sourc
 
 
 def _durable_parts(spec: SlotSpec, target: Path, durable: Sequence[SubtaskState], source: _Source) -> list[_Part]:
-    """What the checkpoint has of the slot's key groups: one part, or several if the parallelism was another."""
+    """The parts of the checkpoint that hold the slot's key groups: several if the parallelism has changed."""
     groups = spec.key_groups
     place = spec.restore_storage or spec.run.storage
     parts = []
@@ -177,7 +177,7 @@ def _download(
     source: _Source,
     state: SubtaskState | None = None,
 ) -> list[RestoredFile]:
-    """Durable files, on local disk, each with the right size and checksum; from copies on this host where there are."""
+    """Bring durable files to local disk and check size and checksum; local copies on this host are preferred."""
     if not files:
         return []
     target.mkdir(parents=True, exist_ok=True)

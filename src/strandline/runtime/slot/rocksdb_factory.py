@@ -25,7 +25,7 @@ class DatabaseInfo:
 
 
 def tuning(spec: SlotSpec, operator: str, memory: RocksDBMemory | None) -> Tune | None:
-    """The slot's factory with what it must know of one operator's database; None without one.
+    """A function that calls the user's factory for one operator's database; None if there is no factory.
 
     What the factory raises comes out as `UserCodeError`.
     """

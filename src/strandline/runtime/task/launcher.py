@@ -1,7 +1,7 @@
-"""Starting a task manager on an executor, from inside a Spark task: one per executor, found by a lock file.
+"""Starts the task manager of an executor from inside a Spark task. A lock file keeps it one per executor.
 
-It is executed anew (never forked: gRPC does not survive a fork), in a session of its own and without inherited pipes,
-so that it outlives the task and the Python worker that started it.
+The process is started, never forked, because gRPC does not survive a fork. It has a session of its own and no inherited
+pipes, so that it outlives the Spark task and the Python worker.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def _answering(address_file: Path, run: RunInfo) -> str | None:
 
 
 def _python_path() -> list[str]:
-    """Where the new process finds modules: as this one does, but an installed PySpark comes before Spark's archive.
+    """The module path of the new process: that of this process, but with an installed PySpark before Spark's archive.
 
-    Python keeps no bytecode of what it reads from an archive, so that each process would compile PySpark anew, which
-    doubles the time that it takes to start.
+    Python caches no bytecode of modules in an archive: each process would compile PySpark again and take twice as long
+    to start.
     """
     return sorted(filter(None, sys.path), key=lambda entry: Path(entry).name == "pyspark.zip")
 
@@ -91,7 +91,7 @@ def _start(run: RunInfo, identity: str, address_file: Path, log_path: Path) -> N
             start_new_session=True,
             close_fds=True,
         )
-    threading.Thread(target=process.wait, daemon=True).start()  # so that it is no zombie once it has ended
+    threading.Thread(target=process.wait, daemon=True).start()  # reaps the process when it ends
     deadline = time.monotonic() + START_TIMEOUT
     while not address_file.exists():
         if process.poll() is not None or time.monotonic() > deadline:

@@ -35,7 +35,7 @@ class ParquetWriter:
         task = current_batch()
         if not task.staging:
             for _ in batches:
-                pass  # read to the end, or Spark does not use the worker again
+                pass  # Spark does not reuse a worker that left input unread
             return
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:

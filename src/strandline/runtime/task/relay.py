@@ -1,7 +1,7 @@
-"""The relay: the Spark task's side of a stateful step. It carries Arrow batches to the slot, and the answer back.
+"""The relay: carries the rows of a Spark task to the slot of its subtask, and the output rows back to Spark.
 
-It writes the whole input first and reads the output then: the slot answers only once the subtask is prepared, so every
-row that Spark ever sees comes from a finished attempt.
+It sends all input before it reads output. The slot answers after the subtask is prepared, so every row that Spark sees
+comes from a finished attempt.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Relay:
     secret: str
     run_id: str
     marked: bool
-    """Whether a row without a key group marks every partition, so that the slot is called without rows, too."""
+    """Whether every partition holds a marker row without a key group, so that the slot is called even without rows."""
     initial: bool = False
     """Whether the rows are the initial state of the operator, not those of a batch."""
 
@@ -164,14 +164,14 @@ def _exchange(
         try:
             _send(writer, first, rest)
         except OSError:
-            reader.read_chunk()  # raises what the slot said when it ended the exchange
+            reader.read_chunk()  # raises the slot's error
             raise
         reader.read_chunk()
     for chunk in reader:
         if chunk.data is not None:
             yield chunk.data
     for _ in rest:
-        pass  # a worker that left input unread is not used again, and a new one takes a second to start
+        pass  # Spark does not reuse a worker that left input unread, and a new worker takes a second to start
 
 
 _clients: dict[tuple[str, int], SlotClient] = {}

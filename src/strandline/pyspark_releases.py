@@ -1,6 +1,9 @@
 """The supported releases of PySpark, and the calls whose form differs between them.
 
 Every room may import it. It imports nothing but `errors`, and PySpark only when a function is called.
+
+Private Spark API: the conversions in `pyspark.sql.pandas` and `pyspark.sql.conversion` are not documented. Ours must
+give user code the same values as Spark's.
 """
 
 from __future__ import annotations

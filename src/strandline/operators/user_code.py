@@ -46,7 +46,7 @@ def opened_copy(processor: Any, context: Any, uid: str, name: str, method: str =
     The copy is made by pickling, as it is for the slots. Raises `JobDefinitionError` if the object cannot be pickled or
     declares something wrong, and `UserCodeError` if its `open` fails.
     """
-    from pyspark import cloudpickle
+    from pyspark import cloudpickle  # private Spark API: see design note 009
 
     try:
         copy = cloudpickle.loads(cloudpickle.dumps(processor))  # type: ignore[no-untyped-call]  # PySpark's own

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, ClassVar, Literal, get_args
 
 import pyarrow as pa
-from pyspark import cloudpickle
+from pyspark import cloudpickle  # private Spark API: see design note 009
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from pyspark.sql.types import StructType
 

@@ -34,7 +34,7 @@ from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.protocol.messages import BatchTime, batch_id
 from strandline.runtime.protocol.slot_calls import NextTimers, PrepareEmpty
-from strandline.runtime.task.relay import EPOCH, GENERATION, PROPERTIES, ROUND, SPARK_BATCH, STAGING, TIME
+from strandline.runtime.task.relay import BATCH, EPOCH, GENERATION, PROPERTIES, ROUND, STAGING, TIME
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -188,7 +188,6 @@ class BatchFunction:
         context = frames[0].sparkSession.sparkContext
 
         def evaluate(round_: Round) -> None:
-            context.setLocalProperty(SPARK_BATCH, "-1")
             context.setLocalProperty(STAGING, str(False))
             for frame in frames:
                 frame.write.format("noop").mode("overwrite").save()
@@ -210,6 +209,7 @@ class BatchFunction:
             try:
                 for name, value in (
                     (GENERATION, self.generation),
+                    (BATCH, batch),
                     (ROUND, round_.number),
                     (EPOCH, self._cluster.epoch_name),
                     (TIME, msgspec.json.encode(when).decode()),
@@ -372,6 +372,8 @@ def error_in_task(text: str) -> StrandlineError | None:
 
 def _is_spark_failure(error: Any) -> bool:
     """Whether a Spark action failed, which may succeed in a new round, and not the user's own code."""
+    # Private Spark API: PySpark converts only some exceptions of the JVM. It raises the others as errors of Py4J, its
+    # bridge to the JVM.
     from py4j.protocol import Py4JError
     from pyspark.errors import AnalysisException, PySparkException
 

@@ -19,7 +19,9 @@ class CheckpointInterruptedError(CheckpointError):
 
 
 def take_with_retries(
-    request: Callable[[], Future[CheckpointStats] | None], heal: Callable[[], None] | None
+    request: Callable[[], Future[CheckpointStats] | None],
+    heal: Callable[[], None] | None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> CheckpointStats | None:
     """Make a request and wait for its checkpoint; request it again if a lost slot interrupts it.
 
@@ -36,7 +38,7 @@ def take_with_retries(
         except CheckpointInterruptedError:
             if attempt == TRIES - 1:
                 raise
-            time.sleep(FIRST_RETRY_PAUSE * 2**attempt)
+            sleep(FIRST_RETRY_PAUSE * 2**attempt)
             if heal is not None:
                 heal()
     raise AssertionError("unreachable")

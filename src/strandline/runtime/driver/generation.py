@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Generation:
-    """Runs until it fails, is closed, or (with `available_now`) its source is drained."""
+    """Runs until it fails or is closed, or, with `available_now`, until its sources are drained."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Generation:
         self.number = number
         self.parallelism = parallelism
         self.opened = opened
-        """How the slots were brought up: from where, and how long it took."""
+        """What the slots read when they were started, and how long that took."""
         self.batch_function = batch_function
         self.checkpoints = checkpoints
         self._query = query
@@ -61,7 +61,7 @@ class Generation:
     # --- watching --------------------------------------------------------------------------------
 
     def watch(self, asked_to_end: Callable[[], bool]) -> StrandlineError | None:
-        """Wait for the end: the failure, or None when the source is drained or somebody asked to end."""
+        """Wait for the end. Returns the failure; None if the sources are drained or `asked_to_end` returns True."""
         while not asked_to_end():
             failure = self._failure()
             if failure is not None:
@@ -70,7 +70,7 @@ class Generation:
                 failure = self._failure()
                 if failure is not None or not self._clock.watermark_moved():
                     return failure
-                self._clock.tick()  # the source is drained, but its last rows made something due
+                self._clock.tick()  # the sources are drained, but their last rows moved the watermark
                 self._query = self._start_query()
             failure = self._replace_lost_slots()
             if failure is not None:
@@ -92,7 +92,7 @@ class Generation:
         return None
 
     def _replace_lost_slots(self) -> StrandlineError | None:
-        """Between batches nobody else notices that a slot is gone."""
+        """Replace lost slots between two batches, when no batch would notice the loss. Returns the failure."""
         if not self._cluster.suspects() or not self.batch_function.busy.acquire(blocking=False):
             return None
         try:
@@ -104,12 +104,12 @@ class Generation:
             self.batch_function.busy.release()
 
     def heal(self) -> None:
-        """Replace lost slots between batches, waiting for the batch that runs."""
+        """Wait for the running batch to end, and replace lost slots."""
         with self.batch_function.busy:
             self.batch_function.recover()
 
     def has_failed(self, patience: float) -> bool:
-        """Whether this generation is over, as far as one can tell within `patience` seconds."""
+        """Whether this generation fails or ends within `patience` seconds."""
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             if self._failure() is not None or not self._query.isActive:
@@ -120,16 +120,16 @@ class Generation:
     # --- what the run asks -----------------------------------------------------------------------
 
     def process_all_available(self) -> None:
-        """All rows that are there now are processed, and a completed checkpoint covers them."""
+        """Return once all rows that are there now are processed and covered by a completed checkpoint."""
         self._query.processAllAvailable()
-        # What these rows made due is part of the answer, also timers that other timers set.
+        # Timers that these rows made due fire, too, and so do the timers that those timers set.
         while self._clock.watermark_moved() or self._clock.event_timer_due():
             self._clock.tick()
             self._query.processAllAvailable()
         self.checkpoints.cover()
 
     def query(self, uid: str, state: str, key: tuple[Any, ...]) -> Any:
-        """The state of one key: the slot that owns its key group has it."""
+        """The value of a state for one key. All slots are asked; only the owner of the key's group has a value."""
         found = [pickle.loads(answer) for answer in self._cluster.query(Query(uid, state, pickle.dumps(key)))]
         return next((value for value in found if value not in (None, [], {})), found[0])
 
@@ -158,7 +158,7 @@ class Generation:
         )
 
     def close(self) -> None:
-        """End the query and the checkpoints; slots are the cluster's business."""
+        """End the query and the checkpoints. The cluster ends the slots."""
         self.batch_function.end(self._stop_query, lambda: self._query.isActive)
         self.checkpoints.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -166,5 +166,5 @@ class Generation:
     def _stop_query(self) -> None:
         try:
             self._query.stop()
-        except Exception as error:  # noqa: BLE001 - a query that failed on its own may say so again
+        except Exception as error:  # noqa: BLE001 - stopping a query that has failed may raise its failure again
             log.info("the query ended with: %s", str(error).splitlines()[0] if str(error) else error)

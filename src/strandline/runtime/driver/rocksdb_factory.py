@@ -15,7 +15,7 @@ def pickle_factory(factory: Callable[..., Any] | str) -> bytes:
     A function of the user's main script is pickled by value, because slots cannot import that script. Raises
     `ConfigError` if there is no such function, or if it cannot be pickled.
     """
-    from pyspark import cloudpickle  # private Spark API; see `opening.pickle_operator`
+    from pyspark import cloudpickle  # private Spark API: see design note 009
 
     if isinstance(factory, str):
         factory = _named(factory)

@@ -23,10 +23,11 @@ from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.coordinator_calls import CoordinatorClient
 from strandline.runtime.protocol.exchange import SEND_INPUT, ExchangeHeader
 from strandline.runtime.protocol.failures import translate
-from strandline.runtime.protocol.messages import BatchTime, batch_id
+from strandline.runtime.protocol.messages import BatchTime
 from strandline.runtime.protocol.slot_calls import SlotClient
 
 GENERATION = "strandline.generation"
+BATCH = "strandline.batch"
 ROUND = "strandline.round"
 EPOCH = "strandline.epoch"
 TIME = "strandline.time"
@@ -129,9 +130,7 @@ class TaskBatch(NamedTuple):
     attempt: int
 
 
-SPARK_BATCH = "streaming.sql.batchId"
-"""Set by Spark itself, except for initial state."""
-PROPERTIES = (GENERATION, SPARK_BATCH, ROUND, EPOCH, STAGING, TIME)
+PROPERTIES = (GENERATION, BATCH, ROUND, EPOCH, STAGING, TIME)
 
 
 def current_batch() -> TaskBatch:
@@ -143,10 +142,10 @@ def current_batch() -> TaskBatch:
     values = [task.getLocalProperty(name) for name in PROPERTIES]
     if any(value is None for value in values):
         raise StrandlineError("rows of a Strandline job can only be evaluated inside its batch function")
-    generation, spark_batch, round_, epoch, staging, time = (str(value) for value in values)
+    generation, batch, round_, epoch, staging, time = (str(value) for value in values)
     return TaskBatch(
         int(generation),
-        batch_id(int(generation), int(spark_batch)),
+        int(batch),
         int(round_),
         epoch,
         staging == str(True),

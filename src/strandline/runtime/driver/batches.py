@@ -81,8 +81,8 @@ class BatchFunction:
         self.rounds_repeated = 0
         self.replaced_slots = 0
         self.busy = threading.Lock()
-        """Held while a batch runs, or while slots are replaced between two batches. It is taken before the commit
-        guard of the checkpoints, never while that is held. Whoever holds it may wait for slots and for checkpoints."""
+        """Held while a batch runs, or while slots are replaced between two batches. It is taken before the checkpoints'
+        `commit_lock`, never while that is held. Whoever holds it may wait for slots and for checkpoints."""
         self._protocol = protocol
         self._cluster = cluster
         self._outlets = outlets
@@ -319,7 +319,7 @@ class BatchFunction:
                     self._protocol.prepared(operator, index, status.incarnation, round_, None)
 
     def _commit(self, spark_batch: int, files: list[SinkFile], began: float) -> None:
-        with self._checkpoints.commit_guard:
+        with self._checkpoints.commit_lock:
             batch = self._decide(lambda timers: self._clock.committed(spark_batch, timers))
             self._checkpoints.committed(batch, spark_batch, files, began)
         self.batches += 1
@@ -329,7 +329,7 @@ class BatchFunction:
 
         A slot that dies in between is rebuilt at the decided batch, from its segments.
         """
-        with self._checkpoints.commit_guard:
+        with self._checkpoints.commit_lock:
             batch = self._protocol.commit()
             for _ in range(MAX_ROUNDS):
                 try:

@@ -26,7 +26,7 @@ def take_with_retries(
     """Make a request and wait for its checkpoint; request it again if a lost slot interrupts it.
 
     `request` returns None if there is nothing to checkpoint. `heal` replaces lost slots before the next try; without it
-    somebody else must replace them. The caller must hold neither the lock of `Checkpoints` nor the commit guard,
+    somebody else must replace them. The caller must hold neither the lock of `Checkpoints` nor the commit lock,
     because the checkpoint thread needs both to complete the request.
     """
     for attempt in range(TRIES):

@@ -40,11 +40,11 @@ class Checkpoints:
 
     Who may wait for whom:
 
-    - The commit guard keeps commits and barriers apart. It is taken before the lock, never while the lock is held. The
+    - `commit_lock` keeps commits and barriers apart. It is taken before `_lock`, never while `_lock` is held. The
       checkpoint thread holds it until every slot has answered the barrier; the batch function holds it until every slot
       has answered the commit.
-    - The lock protects the coordinator and the requests. Nobody waits for storage, a task manager or a slot with the
-      lock held: the server threads that deliver acknowledgements need it.
+    - `_lock` protects the coordinator and the requests. Nobody waits for storage, a task manager or a slot while
+      holding it, because the server threads that deliver acknowledgements need it.
     - Callers of `take`, `savepoint` and `cover` wait for the checkpoint thread, so they hold neither of the two. The
       batch function may wait there while it is busy: the checkpoint thread does not wait for a batch to end, except in
       `CheckpointInputs.complete_position`, which has a time limit.
@@ -61,7 +61,7 @@ class Checkpoints:
         timeout: float,
     ) -> None:
         self.failure: StrandlineError | None = None
-        self.commit_guard = threading.RLock()
+        self.commit_lock = threading.RLock()
         """Held by whoever commits a batch or takes a barrier."""
         self._coordinator = coordinator
         self._cluster = cluster
@@ -111,7 +111,7 @@ class Checkpoints:
     # --- facts from outside --------------------------------------------------------------------------
 
     def committed(self, batch: int, spark_batch: int, files: list[SinkFile], began: float) -> None:
-        """A batch was committed, and `files` hold its staged rows. The caller holds the commit guard."""
+        """A batch was committed, and `files` hold its staged rows. The caller holds the commit lock."""
         with self._wake:
             self._coordinator.committed(batch, began)
             self._inputs.add(CommittedBatch(batch, spark_batch), files)
@@ -227,7 +227,7 @@ class Checkpoints:
         return max(0.0, min(due if math.isfinite(due) else 1.0, 1.0))
 
     def _trigger_if_due(self) -> None:
-        with self.commit_guard:
+        with self.commit_lock:
             while self._savepoints:
                 self._trigger_savepoint()
             with self._lock:
@@ -263,7 +263,7 @@ class Checkpoints:
     def _barrier(
         self, checkpoint_id: int, committed: CommittedBatch, files: list[SinkFile], freeze: Callable[[int], None]
     ) -> None:
-        """The synchronous part of a checkpoint. The caller holds the commit guard, so no commit comes in between."""
+        """The synchronous part of a checkpoint. The caller holds the commit lock, so no commit comes in between."""
         try:
             position = self._inputs.position(committed)
             with self._lock:

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,8 @@ from strandline.runtime.driver.figures import RunFigures, RunProcesses, RunSumma
 from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.opening import GenerationRequest, RunContext, open_generation
 from strandline.runtime.driver.plan import Graph
-from strandline.runtime.driver.recoveries import Recovery, Rescaling, moved_key_groups
+from strandline.runtime.driver.recoveries import Recovery, Rescaling
+from strandline.runtime.driver.rescaling import RescaleRequest
 from strandline.runtime.driver.restart import RestartStrategy
 from strandline.runtime.driver.restore.savepoints import SavepointFormat, SavepointTarget
 from strandline.runtime.driver.restore.takeover import Restore
@@ -42,17 +42,6 @@ log = logging.getLogger(__name__)
 
 FINAL_ERRORS = (*FATAL, FencedError, ConfigError, CheckpointError)
 """Errors that end the run: after a restart they would occur again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _RescaleRequest:
-    """A parallelism that a user asked for."""
-
-    parallelism: int
-    result: Future[Rescaling]
-    """What the user waits for."""
-    step: Step
-    """Told what is being done next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +95,7 @@ class Run:
         self._status_changed = threading.Condition()
         self._end_requested = False
         """Whether `stop` or `cancel` was called."""
-        self._rescale_request: _RescaleRequest | None = None
+        self._rescale_request: RescaleRequest | None = None
         self._ending = threading.Lock()
         """Held by the caller that ends the run. Other callers wait, and then find that the run has ended."""
         self._totals = _Totals()
@@ -182,23 +171,23 @@ class Run:
             log.exception("job %s: the supervisor failed", self.name)
             self._fail(StrandlineError(f"job {self.name}: {type(error).__name__}: {error}"))
 
-    def _replace_generation(self, generation: Generation, request: _RescaleRequest) -> StrandlineError | None:
+    def _replace_generation(self, generation: Generation, request: RescaleRequest) -> StrandlineError | None:
         """Replace a generation, between two batches, by one with another parallelism.
 
         Returns the failure if the old generation is closed and the new one could not be opened. If the old generation
         cannot be checkpointed, it goes on.
         """
         assert self._cluster is not None
-        began = time.time()
+        request.began = time.time()
         try:
             request.step("finishing the batch")
             # Slot processes take long to start and need no state, so they start while the old generation still works.
             self._cluster.start_spares(request.parallelism)
             generation.batch_function.hold()
-            held = time.time()
+            request.held = time.time()
             request.step("taking a checkpoint")
             generation.checkpoints.take(generation.heal)
-            covered = time.time()
+            request.covered = time.time()
         except StrandlineError as error:
             request.result.set_exception(error)
             generation.batch_function.go_on()
@@ -207,10 +196,11 @@ class Run:
         if failure is not None:
             request.result.set_exception(failure)
             return failure
-        request.result.set_result(self._rescaling(generation, request.parallelism, began, held, covered))
+        assert self._generation is not None
+        request.succeed(generation, self._generation, self._config.max_parallelism)
         return None
 
-    def _open_rescaled(self, generation: Generation, request: _RescaleRequest) -> StrandlineError | None:
+    def _open_rescaled(self, generation: Generation, request: RescaleRequest) -> StrandlineError | None:
         """Close a generation and open one with the requested parallelism. Returns the failure, if there is one."""
         before = self._config
         try:
@@ -226,24 +216,6 @@ class Run:
             return StrandlineError(
                 f"job {self.name}: not rescaled to {request.parallelism}: {type(error).__name__}: {error}"
             )
-
-    def _rescaling(self, old: Generation, parallelism: int, began: float, held: float, covered: float) -> Rescaling:
-        """What the replacement of `old` by the present generation took."""
-        assert self._generation is not None
-        opened, now = self._generation.opened, time.time()
-        return Rescaling(
-            time=began,
-            parallelism_before=old.parallelism,
-            parallelism=parallelism,
-            batch=old.batch_function.decided,
-            duration_ms=(now - began) * 1000,
-            pause_ms=(now - held) * 1000,
-            checkpoint_ms=(covered - held) * 1000,
-            slots_ms=opened.duration_ms,
-            moved_key_groups=moved_key_groups(old.parallelism, parallelism, self._config.max_parallelism),
-            local_bytes=opened.local_bytes,
-            durable_bytes=opened.durable_bytes,
-        )
 
     def _finish(self, generation: Generation) -> None:
         """The source is drained. A last checkpoint makes all rows visible, and the run ends."""
@@ -383,15 +355,15 @@ class Run:
         self._config.replace(parallelism=parallelism)  # raises `ConfigError` for a parallelism that is not possible
         if self._available_now:
             raise ConfigError("a run with available_now=True cannot be rescaled; start it with another parallelism")
-        result: Future[Rescaling] = Future()
+        request = RescaleRequest(parallelism, step)
         with self._status_changed:
             if self._rescale_request is not None:
                 raise StrandlineError(f"job {self.name!r} is being rescaled already")
-            self._rescale_request = _RescaleRequest(parallelism, result, step)
+            self._rescale_request = request
         while True:
             with suppress(TimeoutError):
-                return result.result(timeout=0.2)
-            if self._done.is_set() and not result.done():
+                return request.result.result(timeout=0.2)
+            if self._done.is_set() and not request.result.done():
                 self._rescale_request = None
                 self._raise_if_failed()
                 raise JobFailedError(f"job {self.name!r} does not run any more: it is {self.status}")

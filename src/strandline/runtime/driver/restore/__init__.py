@@ -1,4 +1,4 @@
-"""How a driver takes a job over: job log, savepoint folders, what to go on from, source position, sink files.
+"""How a driver takes a job over: the job log, the choice of a checkpoint, savepoint folders, position, sink files.
 
 The driver and `admin` import it.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from strandline.checkpoint.decisions import CompletionPlan
 from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SinkFile, encode
@@ -21,7 +21,8 @@ PUBLISH_TRIES = 4
 class DurableCheckpoints:
     """Carries out the steps of a completion in storage. `Checkpoints` calls them, in order."""
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, claim: Claim, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._sleep = sleep
         self._job_log = claim.store
         self._storage = claim.storage
         self._paths = claim.paths
@@ -66,7 +67,7 @@ class DurableCheckpoints:
                 if attempt == PUBLISH_TRIES - 1:
                     raise
                 log.warning("job %s: publishing failed and is tried again: %s", self._paths.job, error)
-                time.sleep(0.2 * 2**attempt)
+                self._sleep(0.2 * 2**attempt)
 
     def delete_files(self, handles: Iterable[FileHandle]) -> None:
         """Delete files that no checkpoint needs. A failure leaves the files behind and is only logged."""

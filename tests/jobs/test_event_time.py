@@ -279,7 +279,9 @@ def test_what_needs_event_time_says_so_when_the_job_is_built(clicks: Clicks) -> 
         plain.window(sl.tumbling("10s"), "ts").aggregate(n=sl.count())
     with pytest.raises(JobDefinitionError, match=r"its stream has no event time column: give job\.source"):
         plain.deduplicate(within="10s")
-    with pytest.raises(JobDefinitionError, match="column is of type bigint, not a timestamp"):
+    with pytest.raises(
+        JobDefinitionError, match="the time column 'x' is of type bigint, not a timestamp; convert it first"
+    ):
         job.source(clicks.source(), event_time="x", watermark_delay="1s")
     with pytest.raises(JobDefinitionError, match="did you mean 'ts'"):
         job.source(clicks.source(), event_time="tss", watermark_delay="1s")

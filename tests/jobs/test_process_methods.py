@@ -118,9 +118,12 @@ def test_the_event_time_column_of_the_output_is_the_clock_of_the_next_step(place
     plain = keyed.transform_with_state(SparkSum(), "user string, at timestamp")
     with pytest.raises(JobDefinitionError, match="no event time column"):
         plain.key_by("user").window(sl.tumbling("1m")).aggregate(n=sl.count())
-    with pytest.raises(JobDefinitionError, match="eventTimeColumnName='user': the column is of type string"):
+    with pytest.raises(
+        JobDefinitionError,
+        match="eventTimeColumnName='user': the time column 'user' is of type string, not a timestamp",
+    ):
         keyed.transform_with_state(SparkSum(), OUTPUT, eventTimeColumnName="user")
-    with pytest.raises(JobDefinitionError, match="eventTimeColumnName='nn': no such column; did you mean 'n'"):
+    with pytest.raises(JobDefinitionError, match="eventTimeColumnName='nn': no column 'nn'; did you mean 'n'"):
         keyed.transform_with_state(SparkSum(), OUTPUT, eventTimeColumnName="nn")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -70,23 +68,3 @@ def read_schema(schema: str | StructType) -> StructType:
         raise ValueError("it is a single type, not a list of columns")
     except Exception as error:
         raise ConfigError(f"the schema {schema!r} cannot be read: {error}") from error
-
-
-def check_timestamp(schema: StructType, column: str, where: str) -> None:
-    """Raises `JobDefinitionError` unless `column` is a timestamp column of `schema`; `where` begins the message."""
-    from pyspark.sql.types import TimestampNTZType, TimestampType
-
-    if column not in schema.names:
-        raise JobDefinitionError(f"{where}: no such column; {_near(column, schema.names)}")
-    kind = schema[column].dataType
-    if not isinstance(kind, TimestampType | TimestampNTZType):
-        raise JobDefinitionError(
-            f"{where}: the column is of type {kind.simpleString()}, not a timestamp; convert it before, "
-            "for instance with to_timestamp or timestamp_millis"
-        )
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    near = difflib.get_close_matches(name, names, 1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"

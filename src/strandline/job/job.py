@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, get_args
 from strandline.config import Config
 from strandline.config.option import DurationLike, parse_duration
 from strandline.errors import ConfigError, JobDefinitionError
-from strandline.job.arguments import check_timestamp
 from strandline.job.run import JobRun
 from strandline.job.stream import Stream, event_time_column
+from strandline.operators.columns.declared import check_time_column
 from strandline.runtime.driver.plan import Graph, SourceNode, source_problems
 from strandline.runtime.driver.restore.takeover import ClaimMode, Restore
 from strandline.runtime.driver.run import Run
@@ -81,7 +81,7 @@ class Job:
         known = event_time_column(frame.schema)
         if known is not None:
             raise JobDefinitionError(f"{where}: the DataFrame has a watermark on {known!r} already; use one of the two")
-        check_timestamp(frame.schema, event_time, where)
+        check_time_column(frame.schema, event_time, where)
         try:
             milliseconds = round(parse_duration(delay) * 1000)
         except ValueError as error:

@@ -10,7 +10,6 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from strandline.config.option import DurationLike
 from strandline.errors import JobDefinitionError
 from strandline.job.arguments import (
-    check_timestamp,
     read_bounds,
     read_late,
     read_milliseconds,
@@ -23,6 +22,7 @@ from strandline.job.windowed_stream import WindowedStream
 from strandline.operators.aggregate.aggregate_operator import AggregateOperator
 from strandline.operators.aggregate.functions import Aggregate
 from strandline.operators.base import Operator
+from strandline.operators.columns.declared import check_time_column
 from strandline.operators.deduplicate import DeduplicateOperator
 from strandline.operators.join.join_operator import JoinOperator
 from strandline.operators.join.plan import JoinType
@@ -211,7 +211,7 @@ class KeyedStream:
         )
         if eventTimeColumnName:
             where = f"operator {uid!r}: eventTimeColumnName={eventTimeColumnName!r}"
-            check_timestamp(operator.output_struct, eventTimeColumnName, where)
+            check_time_column(operator.output_struct, eventTimeColumnName, where)
         operator.check()
         columns = tuple(self._stream.schema.names)
         return self._stateful(operator, columns, operator.output_struct, initial, event_time=eventTimeColumnName)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.operators.aggregate.accumulators import GroupAccumulator, Groups
 from strandline.operators.aggregate.limits import DEFAULT_LIMITS
@@ -20,7 +21,7 @@ from strandline.state.coding.keys import canonical_column
 _BITS: Final = 12
 _REGISTERS: Final = 1 << _BITS
 """With 4096 registers the standard error is 1.04 / sqrt(4096), which is 1.6 %."""
-_RANKS: Final = 64 - _BITS + 2
+_LAST_RANK: Final = 64 - _BITS + 1
 _ENTRY: Final = 3
 _DENSE_ENTRIES: Final = _REGISTERS // _ENTRY
 """A sketch with more used registers than this is stored densely, with one byte for each register."""
@@ -54,8 +55,7 @@ class ApproxDistinct(GroupAccumulator):
         """The sketches of each group, merged: each register keeps its greatest rank."""
         made = []
         for part in _chunks(states[0], groups, self._chunk_bytes):
-            ids, registers, ranks = _entries(states[0].take(pa.array(part.order)))
-            made.append(_sketches(len(part), part.ids[ids], registers, ranks))
+            made.append(_merged(states[0].take(pa.array(part.order)), part))
         return [pa.concat_arrays(made)]
 
     def shown(self, states: list[Any]) -> Any:
@@ -139,18 +139,50 @@ def _sketches(count: int, ids: npt.NDArray[Any], registers: npt.NDArray[Any], ra
     return binary_spans(pa.py_buffer(data), offsets)
 
 
+def _merged(column: Any, groups: Groups) -> Any:
+    """The sketches of each group, merged; `column` has them in the order of the groups."""
+    ids = groups.ids
+    dense = pc.binary_length(column).to_numpy() == _REGISTERS
+    if not dense.any():
+        rows, registers, ranks = _entries(column)
+        return _sketches(len(groups), ids[rows], registers, ranks)
+    # A group with a dense sketch has a dense result. Sorting 4096 entries per sketch would take far too long.
+    owners, starts = np.unique(ids[dense], return_index=True)
+    every = np.frombuffer(binary_content(column.filter(pa.array(dense)))[1], np.uint8).reshape(-1, _REGISTERS)
+    full = np.maximum.reduceat(every, starts)
+    rows, registers, ranks = _entries(column.filter(pa.array(~dense)))
+    entry_ids = ids[~dense][rows]
+    place = np.full(len(groups), -1)
+    place[owners] = np.arange(len(owners))
+    inside = place[entry_ids] >= 0
+    np.maximum.at(full, (place[entry_ids[inside]], registers[inside]), ranks[inside].astype(np.uint8))
+    small = _sketches(len(groups), entry_ids[~inside], registers[~inside], ranks[~inside])
+    large = binary_spans(pa.py_buffer(full), np.arange(len(owners) + 1) * _REGISTERS)
+    picked = np.where(place >= 0, len(groups) + place, np.arange(len(groups)))
+    return pa.concat_arrays([small, large]).take(pa.array(picked))
+
+
 def _entries(column: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Row, register and rank of all used registers of stored sketches."""
     offsets, content = binary_content(column)
     data = np.frombuffer(content, np.uint8)
     sizes = np.diff(offsets)
-    rows = np.repeat(np.arange(len(sizes)), sizes)
-    dense = (sizes == _REGISTERS)[rows]
-    full = np.flatnonzero(dense & (data != 0))
-    heads = np.flatnonzero(~dense)[::_ENTRY]
-    registers = np.concatenate((full - offsets[rows[full]], data[heads].astype(np.int64) << 8 | data[heads + 1]))
-    ranks = np.concatenate((data[full], data[heads + 2])).astype(np.int64)
-    return np.concatenate((rows[full], rows[heads])), registers, ranks
+    dense = sizes == _REGISTERS
+    used = np.where(dense, 0, sizes // _ENTRY)
+    rows = np.repeat(np.arange(len(sizes)), used)
+    heads = np.repeat(offsets[:-1] - _ENTRY * (np.cumsum(used) - used), used) + _ENTRY * np.arange(len(rows))
+    registers = data[heads].astype(np.int64) << 8 | data[heads + 1]
+    ranks = data[heads + 2].astype(np.int64)
+    if not dense.any():
+        return rows, registers, ranks
+    full = np.flatnonzero(dense)
+    every = data[(offsets[full][:, None] + np.arange(_REGISTERS))]
+    which, where = np.nonzero(every)
+    return (
+        np.concatenate((full[which], rows)),
+        np.concatenate((where, registers)),
+        np.concatenate((every[which, where].astype(np.int64), ranks)),
+    )
 
 
 def _chunks(column: Any, groups: Groups, most_bytes: int) -> Iterator[Groups]:
@@ -170,11 +202,10 @@ def _chunks(column: Any, groups: Groups, most_bytes: int) -> Iterator[Groups]:
 def _estimates(column: Any) -> npt.NDArray[np.int64]:
     """Ertl's improved estimator (arXiv 1702.01284, algorithm 6), which is unbiased over the whole range."""
     ids, _, ranks = _entries(column)
-    counts = np.bincount(ids * _RANKS + ranks, minlength=len(column) * _RANKS).reshape(-1, _RANKS)
-    top = _RANKS - 1
-    total = _REGISTERS * _tau(1 - counts[:, top] / _REGISTERS)
-    for rank in range(top - 1, 0, -1):
-        total = 0.5 * (total + counts[:, rank])
+    full = ranks == _LAST_RANK
+    total = np.asarray(np.bincount(ids[~full], np.ldexp(1.0, -ranks[~full]), len(column)), np.float64)
+    for row, saturated in zip(*np.unique(ids[full], return_counts=True), strict=True):
+        total[row] += _REGISTERS * _tau(1 - saturated / _REGISTERS) * 2.0 ** (1 - _LAST_RANK)
     unused = _REGISTERS - np.bincount(ids, minlength=len(column))
     with np.errstate(divide="ignore"):
         total = total + _REGISTERS * _sigma(unused / _REGISTERS)
@@ -183,19 +214,25 @@ def _estimates(column: Any) -> npt.NDArray[np.int64]:
 
 
 def _sigma(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Ertl's sigma: x + the sum of x ** (2 ** k) * 2 ** (k - 1), for k from 1."""
     y, total, power = 1.0, x.copy(), x.copy()
-    total[x == 1.0] = np.inf
-    for _ in range(64):
+    empty = x == 1.0
+    power[empty] = 0.0
+    while power.any():
         power = power * power
-        total = total + power * y
+        total += power * y
         y += y
+    total[empty] = np.inf
     return total
 
 
-def _tau(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    y, total, root = 1.0, 1 - x, x.copy()
-    for _ in range(64):
-        root = np.sqrt(root)
+def _tau(x: float) -> float:
+    """Ertl's tau, for registers whose rank is the last one; such a hash is one of 2 ** 52."""
+    if x in (0.0, 1.0):
+        return 0.0
+    y, total, root = 1.0, 1 - x, x
+    while root < 1.0:
+        root = root**0.5
         y *= 0.5
-        total = total - (1 - root) ** 2 * y
-    return np.where((x == 0) | (x == 1), 0.0, total / 3)
+        total -= (1 - root) ** 2 * y
+    return total / 3

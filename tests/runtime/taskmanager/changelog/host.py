@@ -303,14 +303,15 @@ class Host:
 
     def kill(self, local_files: bool = True) -> None:
         """It dies with all its slots; also its local files, if said so."""
+        if self._changelog is not None:
+            # Its threads end first: in this process, unlike a real one, they would go on without the slots.
+            self._changelog.close()
+            self._changelog.join()
         for slot in self.slots.values():
             slot.kill()
             if not local_files:
                 shutil.rmtree(slot_folder(slot.spec), ignore_errors=True)
         self.slots.clear()
-        if self._changelog is not None:
-            self._changelog.close()
-            self._changelog.join()
         self.uploader.close()
 
     def end(self) -> None:

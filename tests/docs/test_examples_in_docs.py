@@ -47,11 +47,11 @@ class Example:
             exec(compiled, names)
 
 
-def examples(page: Path) -> list[Example]:
-    text = page.read_text(encoding="utf-8")
+def examples(name: str, text: str) -> list[Example]:
+    """The blocks of Python in the text of a page."""
     return [
         Example(
-            name_of(page),
+            name,
             text.count("\n", 0, found.start("code")) + 1,
             textwrap.dedent(found["code"]),
             found["marker"] is not None,
@@ -60,7 +60,9 @@ def examples(page: Path) -> list[Example]:
     ]
 
 
-EXAMPLES = {name_of(page): found for page in PAGES if (found := examples(page))}
+EXAMPLES = {
+    name_of(page): found for page in PAGES if (found := examples(name_of(page), page.read_text(encoding="utf-8")))
+}
 
 
 # --- what the pages read, and what comes out -----------------------------------------------------------
@@ -213,6 +215,23 @@ def test_every_page_with_examples_is_known() -> None:
     assert {"README.md", "CONTRIBUTING.md", "docs/user-guide.md", "docs/operations.md"} <= EXAMPLES.keys()
 
 
-def test_only_examples_that_need_a_bucket_or_a_cluster_are_not_run() -> None:
-    left_out = [example for found in EXAMPLES.values() for example in found if example.compile_only]
-    assert all("s3://" in example.code for example in left_out), left_out
+def test_every_block_of_python_is_found() -> None:
+    """A fence that the pattern does not understand would be left out without a word."""
+    fences = {name_of(page): page.read_text(encoding="utf-8").count("```python") for page in PAGES}
+    assert {page: len(found) for page, found in EXAMPLES.items()} == {page: n for page, n in fences.items() if n}
+
+
+def test_a_marked_example_is_compiled_and_not_run() -> None:
+    page = "<!-- example: compile only -->\n```python\nraise RuntimeError\n```\n\n```python\nran = True\n```\n"
+    marked, plain = examples("page.md", page)
+    names: Names = {}
+    marked.run(names)
+    plain.run(names)
+    assert names["ran"]
+    with pytest.raises(SyntaxError):
+        examples("page.md", page.replace("raise RuntimeError", "raise ="))[0].run(names)
+
+
+def test_only_an_example_that_needs_a_bucket_may_be_marked() -> None:
+    marked = [example for found in EXAMPLES.values() for example in found if example.compile_only]
+    assert [example for example in marked if "://" not in example.code] == []

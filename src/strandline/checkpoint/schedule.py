@@ -14,7 +14,7 @@ class TriggerSchedule:
         self._interval = interval
         self._min_pause = min_pause
         self._max_concurrent = max(1, max_concurrent)
-        self._base = start_time
+        self._interval_start = start_time
         self._last_end = -math.inf
         self._freed_at = -math.inf
         self._running: dict[int, int | None] = {}
@@ -36,7 +36,9 @@ class TriggerSchedule:
         """
         if self._full():
             return math.inf
-        return max(self._base + self._interval, self._last_end + self._min_pause, self._freed_at, self._work_since)
+        return max(
+            self._interval_start + self._interval, self._last_end + self._min_pause, self._freed_at, self._work_since
+        )
 
     def has_place(self) -> bool:
         """Whether fewer than `max_concurrent` checkpoints are in progress."""
@@ -48,7 +50,7 @@ class TriggerSchedule:
         if barrier is not None:
             # The interval counts from the due time, so that waiting for the end of a batch does not stretch it. A
             # schedule that is late by a whole interval restarts from now and does not catch up.
-            self._base = due_time if now - due_time < self._interval else now
+            self._interval_start = due_time if now - due_time < self._interval else now
             self._update_work(now)
 
     def end(self, checkpoint_id: int, now: float, completed: bool) -> None:

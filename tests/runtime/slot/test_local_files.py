@@ -41,7 +41,7 @@ def test_every_base_has_a_gapless_chain_and_every_usable_base_is_found(data: st.
             mark(folder, number, batch)
         if data.draw(st.booleans(), label="a prepared batch that was never decided"):
             folder.segment(decided, decided + 1).touch()
-        bases = folder.bases(restored, decided)
+        bases = folder.rebuild_starts(restored, decided)
 
     def chain(base: int) -> tuple[str, ...] | None:
         missing = [batch for batch in batches if batch > base and batch not in held]
@@ -67,27 +67,27 @@ def test_a_half_written_marker_is_no_snapshot(tmp_path: Path) -> None:
     mark(folder, 2, 5)
     (tmp_path / "snap-2.json").write_bytes(b'{"checkpoint_id": 2, "ba')
     (tmp_path / "snap-3.tmp").write_bytes(b"")
-    assert [base.snapshot and base.snapshot.checkpoint_id for base in folder.bases(-1, 5)] == [1]
+    assert [base.snapshot and base.snapshot.checkpoint_id for base in folder.rebuild_starts(-1, 5)] == [1]
     assert folder.snapshots() == [1, 2, 3]
 
 
 def test_a_marker_with_one_changed_byte_is_no_snapshot_or_says_the_same(tmp_path: Path) -> None:
     folder = OperatorFolder(tmp_path)
     mark(folder, 1, 1_000_000_004)
-    before = folder.bases(-1, 1_000_000_004)
+    before = folder.rebuild_starts(-1, 1_000_000_004)
     path = tmp_path / "snap-1.json"
     content = path.read_bytes()
     for at in range(len(content)):
         for change in (0x01, 0x20, 0x80):
             path.write_bytes(content[:at] + bytes([content[at] ^ change]) + content[at + 1 :])
-            assert folder.bases(-1, 1_000_000_004) in ([], before)
-            assert folder.bases(-1, 1_000_000_005) == []
+            assert folder.rebuild_starts(-1, 1_000_000_004) in ([], before)
+            assert folder.rebuild_starts(-1, 1_000_000_005) == []
 
 
 def test_a_marker_says_what_the_snapshot_holds(tmp_path: Path) -> None:
     folder = OperatorFolder(tmp_path)
     mark(folder, 7, 12)
-    (base,) = folder.bases(-1, 12)
+    (base,) = folder.rebuild_starts(-1, 12)
     assert base.snapshot is not None
     assert msgspec.to_builtins(base.snapshot) == {"checkpoint_id": 7, "batch": 12, "files": [("f", "id-7", 1, True)]}
 

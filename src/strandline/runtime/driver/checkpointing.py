@@ -301,7 +301,7 @@ class Checkpoints:
         except StrandlineError as error:
             self._fail(checkpoint_id, str(error))
             if self._last_completion is not None:
-                # A task manager that missed this message may have based the failed checkpoint on an older one.
+                # A task manager that missed this message may have built the failed checkpoint on an older one.
                 self._cluster.checkpoint_completed(self._last_completion)
             return
         self._durable.win_log_entry(plan)
@@ -354,9 +354,9 @@ class Checkpoints:
         _resolve(futures, stats)
 
     def _announce(self, plan: CompletionPlan) -> None:
-        """Slots are rebuilt from this checkpoint from now on, and task managers base the next one on it."""
+        """From now on slots are rebuilt from this checkpoint, and task managers build the next one on it."""
         metadata = plan.metadata
-        self._cluster.confirm_base(metadata.batch_id, metadata.subtasks)
+        self._cluster.set_restore_point(metadata.batch_id, metadata.subtasks)
         replaced = _shared_handles(metadata) if plan.duplicates else {}
         self._last_completion = CheckpointCompleted(metadata.checkpoint_id, replaced)
         self._cluster.checkpoint_completed(self._last_completion)

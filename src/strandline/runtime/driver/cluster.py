@@ -163,10 +163,10 @@ class Cluster(CoordinatorCalls):
             self._segments = DurableSegments(deployment.restore.batch)
             return self._start(range(deployment.parallelism), deployment.restore.batch)
 
-    def confirm_base(self, batch: int, states: tuple[SubtaskState, ...]) -> None:
+    def set_restore_point(self, batch: int, states: tuple[SubtaskState, ...]) -> None:
         """A checkpoint of the job is complete: slots without local files start from it from now on.
 
-        Waits while slots start: they may need the files of the checkpoint before, which go after this.
+        Waits while slots start: they may need the files of the checkpoint before, which are deleted after this call.
         """
         with self._lock:
             self._restore = RestorePoint(batch, states)
@@ -309,7 +309,7 @@ class Cluster(CoordinatorCalls):
         self._every_slot(TaskManagerClient.discard, BatchRound(batch, round_))
 
     def commit(self, batch: int) -> dict[int, NextTimers]:
-        """Have every slot make a decided batch its state; answers what each waits for."""
+        """Have every slot make a decided batch its state. Returns when each slot next has something to do."""
         with self._lock:  # a checkpoint may be completed at this moment
             self._segments.decided(batch, self.run.changelog is not None)
         return self._every_slot(TaskManagerClient.commit, Commit(batch))

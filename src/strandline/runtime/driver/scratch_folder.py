@@ -16,12 +16,12 @@ def make_scratch_folder(directory: str | None, job: str, generation: int) -> Pat
     Its content is needed only while the generation runs: what a restore needs of it is part of our checkpoints.
     """
     if directory is not None:
-        base = Path(directory)
+        parent = Path(directory)
     else:
-        base = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-    base.mkdir(parents=True, exist_ok=True)
-    for old in base.glob("strandline-spark-*"):
+        parent = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    parent.mkdir(parents=True, exist_ok=True)
+    for old in parent.glob("strandline-spark-*"):
         owner = old.name.split("-")[2]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
             shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"strandline-spark-{os.getpid()}-{job}-{generation}-", dir=base))
+    return Path(tempfile.mkdtemp(prefix=f"strandline-spark-{os.getpid()}-{job}-{generation}-", dir=parent))

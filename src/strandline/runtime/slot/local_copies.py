@@ -23,7 +23,7 @@ def find_copy(parent: Path, file: StateFile, target: Path) -> bool:
             os.link(found, target)
             if target.stat().st_size == file.handle.size and checksum(target) == file.handle.checksum:
                 return True
-            log.warning("the local copy %s of %s is damaged: the primary is used", found, file.handle.path)
+            log.warning("the local copy %s of %s is damaged, so the durable file is fetched", found, file.handle.path)
             found.unlink(missing_ok=True)
             target.unlink()
         except OSError as error:

@@ -1,8 +1,8 @@
 """A slot's local files: sealed segments and local snapshots, and which of them can rebuild its state.
 
 Segments form a chain: each file name says which batch it follows and which batch it brings. A lost slot is rebuilt from
-the newest base (a local snapshot, or what the run was restored from) that a complete chain leads on to the last
-committed batch.
+the newest start (a local snapshot, or the checkpoint in `SlotSpec.restore`) from which a complete chain leads to the
+last committed batch.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ class _Checked(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class LocalBase:
-    """A base from which state can be rebuilt; `snapshot` is None for the checkpoint that the run was restored from."""
+class RebuildStart:
+    """Where the rebuild of a state starts, and the segments that lead from there to the last committed batch."""
 
     batch: int
+    """The last batch that the start covers."""
     snapshot: SnapshotMarker | None
+    """The local snapshot; None if the rebuild starts from the checkpoint in `SlotSpec.restore`."""
     segments: tuple[Path, ...]
-    """The chain that leads from `batch` to the last committed batch."""
-    log: tuple[StateFile, ...] = ()
-    """The same chain in durable storage."""
+    """The chain of local segments."""
+    durable_segments: tuple[StateFile, ...] = ()
+    """The same chain in durable storage, if the local files do not have it."""
 
 
 class OperatorFolder:
@@ -102,15 +104,18 @@ class OperatorFolder:
                 path.unlink(missing_ok=True)
 
     def clear_databases(self, keep_incarnation: int) -> None:
-        """Delete the databases of earlier incarnations of the slot."""
+        """Delete the databases, downloads and spilled changes of earlier incarnations of the slot."""
         keep = {self.database(keep_incarnation).name, self.download(keep_incarnation).name}
         for pattern in ("db-*", "restore-*", "spill"):
             for path in self.root.glob(pattern):
                 if path.name not in keep:
                     shutil.rmtree(path, ignore_errors=True)
 
-    def bases(self, restored_batch: int, decided_batch: int) -> list[LocalBase]:
-        """Every base from which a complete chain leads to `decided_batch`: local ones first, then the newest first."""
+    def rebuild_starts(self, restored_batch: int, decided_batch: int) -> list[RebuildStart]:
+        """Every start from which a complete local chain leads to `decided_batch`.
+
+        The local snapshots come first, the newest of them at the head. The checkpoint in `SlotSpec.restore` comes last.
+        """
         chain = {batch: (previous, path) for path, previous, batch in self._segments()}
         reach: dict[int, tuple[Path, ...]] = {decided_batch: ()}
         batch = decided_batch
@@ -120,11 +125,13 @@ class OperatorFolder:
             paths.insert(0, path)
             reach[batch] = tuple(paths)
         found = [
-            LocalBase(marker.batch, marker, reach[marker.batch]) for marker in self._markers() if marker.batch in reach
+            RebuildStart(marker.batch, marker, reach[marker.batch])
+            for marker in self._markers()
+            if marker.batch in reach
         ]
         if restored_batch in reach:
-            found.append(LocalBase(restored_batch, None, reach[restored_batch]))
-        return sorted(found, key=lambda base: (base.snapshot is None, -base.batch))
+            found.append(RebuildStart(restored_batch, None, reach[restored_batch]))
+        return sorted(found, key=lambda start: (start.snapshot is None, -start.batch))
 
     def _markers(self) -> list[SnapshotMarker]:
         markers = []

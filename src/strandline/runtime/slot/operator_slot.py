@@ -239,7 +239,7 @@ class OperatorSlot:
         return sync_ms
 
     def savepoint(self, checkpoint_id: int, canonical: bool) -> float:
-        """Freeze the committed state for a savepoint. Unlike a checkpoint's snapshot, it never becomes a local base."""
+        """Freeze the committed state for a savepoint. Unlike a checkpoint's snapshot, no rebuild starts from it."""
         started = time.perf_counter()
         batch, snapshot = self._worker.submit(self._freeze, checkpoint_id, self._applied, canonical).result()
         sync_ms = (time.perf_counter() - started) * 1000
@@ -287,7 +287,7 @@ class OperatorSlot:
         )
 
     def release(self, checkpoint_id: int) -> None:
-        """The upload has ended. Delete the snapshot's files, unless they are the newest local base."""
+        """The upload has ended. Delete the snapshot's files, unless it is the newest: a rebuild starts from that."""
         local = self._snapshots.pop(checkpoint_id, None)
         if local is not None and self._newest_snapshot != checkpoint_id:
             local.snapshot.release()

@@ -16,7 +16,7 @@ from strandline.operators.base import Operator
 from strandline.operators.schema_evolution import StateChanges, check_states
 from strandline.runtime.protocol.messages import Rebuilt, SlotSpec, StorageSettings
 from strandline.runtime.slot.local_copies import find_copy
-from strandline.runtime.slot.local_files import LocalBase, OperatorFolder, SnapshotMarker
+from strandline.runtime.slot.local_files import OperatorFolder, RebuildStart, SnapshotMarker
 from strandline.runtime.slot.rocksdb_factory import tuning
 from strandline.state.backends.base import StateBackend
 from strandline.state.backends.factory import RestoredFile, load_snapshot, open_backend
@@ -31,17 +31,17 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Source:
-    """How many bytes a state was rebuilt from."""
+class _BytesRead:
+    """How many bytes a rebuild has read."""
 
-    local_bytes: int = 0
-    durable_bytes: int = 0
+    local: int = 0
+    durable: int = 0
 
 
 def rebuild(
     spec: SlotSpec, operator: Operator, folder: OperatorFolder, memory: RocksDBMemory | None
 ) -> tuple[StateBackend, Rebuilt]:
-    """Rebuild an operator's state at `spec.decided_batch`, from the newest usable base: local files, else durable ones.
+    """Rebuild an operator's state at `spec.decided_batch`, from the newest start: local files, else durable ones.
 
     Raises `SegmentsLostError` when the files that lead there are gone, `DamagedFileError` when the checkpoint is bad,
     `IncompatibleCheckpointError` when it holds a state that the operator declares differently, `UserCodeError` or
@@ -52,25 +52,24 @@ def rebuild(
     # All subtasks of a checkpoint describe their states in the same way.
     changed = check_states(operator, operator.states(), durable[0] if durable else None, spec.allow_non_restored)
     problems: list[str] = []
-    bases = folder.bases(spec.restore_batch, spec.decided_batch)
+    starts = folder.rebuild_starts(spec.restore_batch, spec.decided_batch)
     if spec.segments_complete and spec.decided_batch > spec.restore_batch:
-        bases.append(
-            LocalBase(spec.restore_batch, None, (), tuple(file for uid, file in spec.segments if uid == operator.uid))
-        )
-    for base in bases:
-        started = time.monotonic()
+        durable_segments = tuple(file for uid, file in spec.segments if uid == operator.uid)
+        starts.append(RebuildStart(spec.restore_batch, None, (), durable_segments))
+    for start in starts:
+        began = time.monotonic()
         try:
-            backend, source = _open_base(spec, operator, folder, base, durable, changed, memory)
+            backend, read = _open(spec, operator, folder, start, durable, changed, memory)
         except (OSError, DamagedFileError) as error:
-            if base.snapshot is None and not base.segments and not base.log:
-                raise  # the checkpoint itself is damaged, and there is no other base
+            if start.snapshot is None and not start.segments and not start.durable_segments:
+                raise  # the checkpoint itself is damaged, and there is no other start
             problems.append(str(error))
             continue
         finally:
             shutil.rmtree(folder.download(spec.incarnation), ignore_errors=True)
-        duration_ms = (time.monotonic() - started) * 1000
-        rebuilt = Rebuilt(operator.uid, source.local_bytes, source.durable_bytes, duration_ms, bool(changed))
-        log.info("at batch %d, from batch %d: %s", spec.decided_batch, base.batch, rebuilt)
+        duration_ms = (time.monotonic() - began) * 1000
+        rebuilt = Rebuilt(operator.uid, read.local, read.durable, duration_ms, bool(changed))
+        log.info("at batch %d, from batch %d: %s", spec.decided_batch, start.batch, rebuilt)
         return backend, rebuilt
     raise SegmentsLostError(
         f"job {spec.run.job}, operator {operator.uid}, subtask {spec.index}: the local files cannot bring the state to "
@@ -79,26 +78,27 @@ def rebuild(
     )
 
 
-def _open_base(
+def _open(
     spec: SlotSpec,
     operator: Operator,
     folder: OperatorFolder,
-    base: LocalBase,
+    start: RebuildStart,
     durable: Sequence[SubtaskState],
     changed: StateChanges,
     memory: RocksDBMemory | None,
-) -> tuple[StateBackend, _Source]:
-    source = _Source()
-    if base.snapshot is not None:
-        parts = [_local_part(folder, base.snapshot, source)]
+) -> tuple[StateBackend, _BytesRead]:
+    read = _BytesRead()
+    download = folder.download(spec.incarnation)
+    if start.snapshot is not None:
+        parts = [_local_part(folder, start.snapshot, read)]
     else:
-        parts = _durable_parts(spec, folder.download(spec.incarnation), durable, source)
-    log_ = _download(spec, base.log, spec.run.storage, folder.download(spec.incarnation) / "log", source)
+        parts = _durable_parts(spec, download, durable, read)
+    downloaded = _download(spec, start.durable_segments, spec.run.storage, download / "segments", read)
     groups = spec.key_groups
     first = parts[0] if parts else _Part([])
     # The checkpoint's segments use the states as they were declared then.
     before = [path for part in parts for path in part.segments]
-    since = [*(segment.path for segment in log_), *base.segments]
+    since = [*(segment.path for segment in downloaded), *start.segments]
     backend = open_backend(
         spec.backend.kind,
         folder.database(spec.incarnation),
@@ -113,7 +113,7 @@ def _open_base(
     try:
         for part in parts[1:]:
             load_snapshot(backend, part.files, folder.root, groups)
-        if changed and base.snapshot is None:
+        if changed and start.snapshot is None:
             _apply(backend, before, groups)
             changed.apply(backend, groups)
             _apply(backend, since)
@@ -122,13 +122,13 @@ def _open_base(
     except BaseException:
         backend.close()
         raise
-    source.local_bytes += sum(path.stat().st_size for path in base.segments)
-    return backend, source
+    read.local += sum(path.stat().st_size for path in start.segments)
+    return backend, read
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Files that hold state, with the log that follows them."""
+    """Files that hold state, and the segments that follow them."""
 
     files: list[RestoredFile]
     segments: Sequence[Path] = ()
@@ -136,24 +136,24 @@ class _Part:
     """Whether they also hold key groups of other slots."""
 
 
-def _local_part(folder: OperatorFolder, snapshot: SnapshotMarker, source: _Source) -> _Part:
+def _local_part(folder: OperatorFolder, snapshot: SnapshotMarker, read: _BytesRead) -> _Part:
     where = folder.snapshot(snapshot.checkpoint_id)
     files = []
     for name, identity, size, shared in snapshot.files:
         if (where / name).stat().st_size != size:
             raise DamagedFileError(f"{where / name}: not {size} bytes")
         files.append(RestoredFile(name, where / name, identity, shared))
-        source.local_bytes += size
+        read.local += size
     return _Part(files)
 
 
-def _durable_parts(spec: SlotSpec, target: Path, durable: Sequence[SubtaskState], source: _Source) -> list[_Part]:
+def _durable_parts(spec: SlotSpec, target: Path, durable: Sequence[SubtaskState], read: _BytesRead) -> list[_Part]:
     """The parts of the checkpoint that hold the slot's key groups: several if the parallelism has changed."""
     groups = spec.key_groups
     place = spec.restore_storage or spec.run.storage
     parts = []
     for number, state in enumerate(durable):
-        fetched = _download(spec, state.files, place, target / str(number), source, state)
+        fetched = _download(spec, state.files, place, target / str(number), read, state)
         parts.append(
             _Part(
                 [one for file, one in zip(state.files, fetched, strict=True) if not file.is_segment],
@@ -174,7 +174,7 @@ def _download(
     files: Sequence[StateFile],
     place: StorageSettings,
     target: Path,
-    source: _Source,
+    read: _BytesRead,
     state: SubtaskState | None = None,
 ) -> list[RestoredFile]:
     """Bring durable files to local disk and check size and checksum; local copies on this host are preferred."""
@@ -211,6 +211,6 @@ def _download(
 
     with ThreadPoolExecutor(4) as pool:
         fetched = list(pool.map(fetch, range(len(files))))
-    source.local_bytes += sum(local for _file, local, _durable in fetched)
-    source.durable_bytes += sum(durable for _file, _local, durable in fetched)
+    read.local += sum(local for _file, local, _durable in fetched)
+    read.durable += sum(durable for _file, _local, durable in fetched)
     return [file for file, _local, _durable in fetched]

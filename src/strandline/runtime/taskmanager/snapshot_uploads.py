@@ -219,9 +219,9 @@ class SnapshotUploader:
         known: list[tuple[_File, _Held]] = []
         missing: list[_File] = []
         for snapshot, own in zip(snapshots, files, strict=True):
-            base = self._confirmed.get((snapshot.report.operator, snapshot.subtask), {})
+            confirmed = self._confirmed.get((snapshot.report.operator, snapshot.subtask), {})
             for file in own:
-                held = base.get(file.identity) if file.shared else None
+                held = confirmed.get(file.identity) if file.shared else None
                 if held is None:
                     missing.append(file)
                 else:

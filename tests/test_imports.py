@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, str] = {
     "sinks": "errors",
     "progress": "",
     # What a person does to a job's folder. `strandline` gives it the version.
-    "admin": "strandline runtime.driver.restore runtime.protocol checkpoint storage config errors",
+    "admin": "strandline runtime.driver.restore checkpoint storage config errors",
     # The processes know each other through `protocol`. Only the driver imports `task`, to send it to Spark.
     "runtime": "",
     "runtime.driver": f"sinks progress runtime.task runtime.protocol {BELOW_RUNTIME}",

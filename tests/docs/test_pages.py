@@ -23,8 +23,8 @@ REPOSITORY = [
     for path in (ROOT / folder).rglob("*")
     if "__pycache__" not in path.parts
 ] + [f"/{path.name}{'/' if path.is_dir() else ''}" for path in ROOT.iterdir()]
-FOLDERS_OF_A_JOB = {"log/", "shared/", "chk-N/", "sp/", "site/"}
-"""Folders that pages name and that are not part of the repository."""
+MADE_FOLDERS = {"log/", "shared/", "chk-N/", "sp/", "site/", ".matrix/"}
+"""Folders that pages name and that jobs and make targets make. They are not part of the repository."""
 
 
 def in_code(page: Path) -> list[str]:
@@ -39,7 +39,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name_of)
 def test_every_file_and_folder_that_a_page_names_exists(page: Path) -> None:
-    named = {code for code in in_code(page) if FILE.fullmatch(code) and code not in FOLDERS_OF_A_JOB}
+    named = {code for code in in_code(page) if FILE.fullmatch(code) and code not in MADE_FOLDERS}
     assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in REPOSITORY)] == []
 
 

@@ -1,6 +1,6 @@
 """Every option of a job: its type, its default, its check, and the Flink keys that set it.
 
-Everything may import it. It imports nothing but `errors`.
+Job, runtime, operators, state, admin and testing may import it. It imports nothing but `errors`.
 """
 
 import inspect

@@ -1,6 +1,6 @@
 """Durable storage behind one abstract class, and the builder of all paths of a job.
 
-Everything above may import it: driver, task, task manager, slot, admin. It knows nothing about checkpoints.
+Job, driver, task, task manager, slot, admin and testing import it. It knows nothing about checkpoints.
 """
 
 from __future__ import annotations

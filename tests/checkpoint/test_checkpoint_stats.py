@@ -7,7 +7,7 @@ from strandline.checkpoint.stats import CheckpointCounts, RestoredCheckpoint, St
 
 
 def stats(id: int, status: Status, subtasks: int = 0) -> CheckpointStats:
-    pending = PendingCheckpoint(id, "checkpoint", 0, 0.0, 0.0, False, None, frozenset())
+    pending = PendingCheckpoint(id, "checkpoint", 0, 0.0, 0.0, frozenset())
     figures = checkpoint_stats(pending, status, 1.0)
     one = SubtaskStats("count", 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
     return CheckpointStats(

@@ -121,12 +121,12 @@ class JobFolder:
         """All completed checkpoints that are retained, oldest first."""
         store = JobLogStore(self.storage, self.paths)
         while True:
-            log = store.load()
-            latest = log.latest.checkpoint_id if log.latest and log.latest.ours else None
-            owners = dict.fromkeys(log.retained, "job") | dict.fromkeys(store.released(), "user")
+            job_log = store.load()
+            latest = job_log.latest.checkpoint_id if job_log.latest and job_log.latest.ours else None
+            owners = dict.fromkeys(job_log.retained, "job") | dict.fromkeys(store.released(), "user")
             facts = [self._facts(number, number == latest, owner) for number, owner in sorted(owners.items())]
             # A running job may have dropped one of them meanwhile. In that case its log has grown, too.
-            if not any(fact.problem for fact in facts) or store.load().position == log.position:
+            if not any(fact.problem for fact in facts) or store.load().position == job_log.position:
                 return facts
 
     def _facts(self, number: int, latest: bool, owner: str) -> CheckpointFacts:
@@ -154,11 +154,11 @@ class JobFolder:
 
         Raises `CheckpointNotFoundError` if the job has no such checkpoint, `MetadataError` if it cannot be read.
         """
-        log = JobLogStore(self.storage, self.paths).load()
-        if number is None and log.latest is not None and log.latest.ours:
-            number = log.latest.checkpoint_id
-        if number is None or number not in {*log.retained, *log.released}:
-            known = ", ".join(map(str, sorted({*log.retained, *log.released}))) or "none"
+        job_log = JobLogStore(self.storage, self.paths).load()
+        if number is None and job_log.latest is not None and job_log.latest.ours:
+            number = job_log.latest.checkpoint_id
+        if number is None or number not in {*job_log.retained, *job_log.released}:
+            known = ", ".join(map(str, sorted({*job_log.retained, *job_log.released}))) or "none"
             wanted = "completed checkpoint" if number is None else f"checkpoint {number}"
             raise CheckpointNotFoundError(
                 f"job {self.job!r} in {self.storage.url} has no {wanted}; the retained ones are: {known}"

@@ -97,16 +97,6 @@ class CheckpointCoordinator:
         """The ids of the retained checkpoints, newest last."""
         return self._retained
 
-    @property
-    def latest(self) -> int | None:
-        """The newest retained checkpoint. The next snapshots may only build on this one."""
-        return self._retained[-1] if self._retained else None
-
-    @property
-    def next_checkpoint_id(self) -> int:
-        """The id that the next checkpoint gets."""
-        return self._next_id
-
     def pending(self) -> tuple[PendingCheckpoint, ...]:
         """The checkpoints in progress, oldest first."""
         return tuple(self._pending.values())
@@ -168,9 +158,7 @@ class CheckpointCoordinator:
             return committed_batch is not None and self._schedule.has_place()
         return self._schedule.due_at() <= now
 
-    def trigger(
-        self, now: float, due_time: float, batch: int, forced: bool = False, kind: Kind = "checkpoint"
-    ) -> PendingCheckpoint:
+    def trigger(self, now: float, due_time: float, batch: int, *, kind: Kind = "checkpoint") -> PendingCheckpoint:
         """Begin a checkpoint with its barrier `now`, after `batch`. Its trigger time is `due_time`.
 
         Raises `CheckpointError` if `max_concurrent` are in progress. A savepoint may always begin.
@@ -186,8 +174,6 @@ class CheckpointCoordinator:
             batch=batch,
             trigger_time=min(due_time, now),
             barrier_time=now,
-            forced=forced,
-            base=self.latest if kind == "checkpoint" else None,
             subtasks=self._subtasks,
         )
         self._next_id += 1

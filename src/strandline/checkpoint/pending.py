@@ -44,9 +44,6 @@ class PendingCheckpoint:
     """When the checkpoint was due."""
     barrier_time: float
     """When the barrier was taken."""
-    forced: bool
-    base: int | None
-    """The completed checkpoint whose files a snapshot may reuse instead of uploading them again."""
     subtasks: frozenset[Subtask]
     acks: dict[Subtask, SubtaskAck] = field(default_factory=dict)
     uploaded_paths: set[str] = field(default_factory=set)

@@ -109,7 +109,7 @@ class Driver:
         self.host.prepare(self.batch, 0, changes)
         for index, outcome in self.host.wait_until_durable(self.batch, 0).items():
             self.log.prepared(self.batch, index, outcome)
-        self.log.decided(self.batch, logged=self.host.has_changelog)
+        self.log.decided(self.batch, has_changelog=self.host.has_changelog)
         self.host.commit(self.batch)
 
     def take_checkpoint(self) -> None:

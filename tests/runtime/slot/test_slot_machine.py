@@ -351,7 +351,7 @@ class SlotMachine(RuleBasedStateMachine):
     @rule(released=st.booleans())
     def barrier_and_upload(self, released: bool) -> None:
         """Also while a batch is prepared and not committed: none of it may get into the checkpoint."""
-        pending = self.coordinator.trigger(self.now(), self.clock, self.decided, forced=True)
+        pending = self.coordinator.trigger(self.now(), self.clock, self.decided)
         self.last_id = pending.id
         self.frozen[pending.id] = dict(self.committed)
         self.slot.freeze(Freeze(pending.id))
@@ -438,7 +438,7 @@ class SlotMachine(RuleBasedStateMachine):
         gate = threading.Event()
         for operator in self.slot.operators.values():
             operator._writer.submit(gate.wait)
-        self.last_id = self.coordinator.trigger(self.now(), self.clock, self.decided, forced=True).id
+        self.last_id = self.coordinator.trigger(self.now(), self.clock, self.decided).id
         self.slot.freeze(Freeze(self.last_id))
         self.crash(gate)
         self.replace_slot()

@@ -75,7 +75,7 @@ class Uploads(RuleBasedStateMachine):
     @rule(completes=st.booleans())
     def checkpoint(self, completes: bool) -> None:
         self.clock += 1
-        number = self.coordinator.trigger(self.clock, self.clock, batch=1, forced=True).id
+        number = self.coordinator.trigger(self.clock, self.clock, batch=1).id
         if len(self.coordinator.pending()) > 1:
             self.overlaps.add(number)
         self.taken[number] = [dict(files) for files in self.live]

@@ -162,7 +162,6 @@ class _Adapter(KeyedProcessor):
     def open(self, context: ProcessContext) -> None:
         """Find the states that `init` declares. As in Spark's driver, a copy is initialised and closed again."""
         self._pickled: bytes = cloudpickle.dumps(self.original)  # type: ignore[no-untyped-call]  # PySpark's own
-        self._context = context
         self.handle = SparkHandle(context, self._time_mode)
         key = StructType([self._struct[name] for name in self._key_columns])
         self._key_row, self._key_values = row_factory(key), giver(key)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from strandline import errors
 from strandline.checkpoint.batch import BatchProtocol, Round
 from strandline.checkpoint.metadata import SinkFile
 from strandline.errors import (
@@ -32,6 +31,7 @@ from strandline.errors import (
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Cluster
+from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.messages import BatchTime, batch_id
 from strandline.runtime.protocol.slot_calls import NextTimers, PrepareEmpty
 from strandline.runtime.task.relay import BATCH, EPOCH, GENERATION, PROPERTIES, ROUND, STAGING, TIME
@@ -364,10 +364,7 @@ def error_in_task(text: str) -> StrandlineError | None:
     found = _RAISED.search(text)
     if found is None:
         return None
-    kind = getattr(errors, found[1], StrandlineError)
-    error = kind(found[2].strip())
-    assert isinstance(error, StrandlineError)
-    return error
+    return Failure(found[1], found[2].strip()).error()
 
 
 def _is_spark_failure(error: Any) -> bool:

@@ -239,7 +239,7 @@ class Checkpoints:
                 committed = self._inputs.committed
                 assert committed is not None
                 due = now if forced else self._coordinator.due_at()
-                pending = self._coordinator.trigger(now, due, committed.batch, forced)
+                pending = self._coordinator.trigger(now, due, committed.batch)
                 self._waiters.begin_checkpoint(pending.id)
                 files = self._inputs.sink_files(committed.batch)
             self._barrier(pending.id, committed, files, self._freeze_for_checkpoint)
@@ -253,7 +253,7 @@ class Checkpoints:
             committed = self._inputs.committed
             assert committed is not None
             now = time.time()
-            pending = self._coordinator.trigger(now, now, committed.batch, forced=True, kind="savepoint")
+            pending = self._coordinator.trigger(now, now, committed.batch, kind="savepoint")
             self._waiters.begin_savepoint(pending.id, future)
             self._savepoints.begin(pending.id, target)
             files = self._inputs.sink_files(committed.batch)

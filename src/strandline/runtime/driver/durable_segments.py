@@ -37,11 +37,11 @@ class DurableSegments:
             self._prepared = {}
         self._prepared[index] = segments
 
-    def decided(self, batch: int, logged: bool) -> None:
-        """Note that `batch` is committed. `logged` says whether the job has a changelog."""
+    def decided(self, batch: int, has_changelog: bool) -> None:
+        """Note that `batch` is committed. Without a changelog, no segment of it is durable."""
         prepared = self._prepared if self._prepared_batch == batch else {}
         self._prepared, self._prepared_batch = {}, -1
-        if not logged:
+        if not has_changelog:
             self._gap = batch
         for index, segments in prepared.items():
             for operator, upload in segments.items():

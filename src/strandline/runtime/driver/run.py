@@ -1,4 +1,4 @@
-"""A run: one driver's life of a job, through as many generations as its failures need."""
+"""A run of a job: opens its generations one after the other, watches them, and ends."""
 
 from __future__ import annotations
 

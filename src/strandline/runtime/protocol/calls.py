@@ -65,7 +65,7 @@ class Terms:
     deadline: Callable[[Any], float]
     """Seconds after which the caller gives up, for a request."""
     repeatable: bool
-    """Whether the caller may try again when the connection fails: the call then has the same effect once or twice."""
+    """Whether the caller may try again when the connection fails. If the call arrives twice, its effect is the same."""
     fenced: bool
     """Whether a caller of an older generation than the callee's is refused."""
 

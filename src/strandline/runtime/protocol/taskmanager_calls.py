@@ -90,6 +90,7 @@ class TakeCheckpoint(msgspec.Struct, frozen=True):
 
     checkpoint: int
     timeout: float
+    """Seconds for which the driver waits for the answer."""
 
 
 class TakeSavepoint(msgspec.Struct, frozen=True):
@@ -98,7 +99,9 @@ class TakeSavepoint(msgspec.Struct, frozen=True):
     checkpoint: int
     target: StorageSettings
     canonical: bool
+    """Whether in the form that every backend reads."""
     timeout: float
+    """Seconds for which the driver waits for the answer."""
 
 
 class CheckpointCompleted(msgspec.Struct, frozen=True):

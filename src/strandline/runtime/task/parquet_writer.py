@@ -19,7 +19,8 @@ MANIFEST = "sink string, staged string, final string, rows long, size long"
 _MANIFEST_ARROW = pa.schema(
     [("sink", pa.string()), ("staged", pa.string()), ("final", pa.string()), ("rows", pa.int64()), ("size", pa.int64())]
 )
-STAGING = "_strandline"
+STAGING_FOLDER = "_strandline"
+"""The folder of staged files inside the folder of a sink. Readers skip folders whose name begins with `_`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class ParquetWriter:
         if first is None:
             return
         final = f"part-{self.job}-{task.batch:020d}-{uuid.uuid4().hex}.parquet"
-        staged = f"{STAGING}/{final}.staged"
+        staged = f"{STAGING_FOLDER}/{final}.staged"
         with tempfile.TemporaryDirectory(prefix="strandline-sink-") as folder:
             local = Path(folder) / "rows.parquet"
             rows = 0

@@ -32,7 +32,7 @@ ROUND = "strandline.round"
 EPOCH = "strandline.epoch"
 TIME = "strandline.time"
 STAGING = "strandline.staging"
-"""Whether an action is there to stage the rows of Parquet sinks. Others pass by the same tasks, but write nothing."""
+"""Whether the action stages the rows of Parquet sinks. In other actions the same tasks write no files."""
 
 
 @dataclass(frozen=True, slots=True)

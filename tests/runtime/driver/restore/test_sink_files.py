@@ -9,7 +9,7 @@ import pytest
 from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile
 from strandline.errors import DirectoryNotOursError, NotFoundError
 from strandline.runtime.driver.restore.sink_files import check_sink, publish, recover_sink
-from strandline.runtime.task.parquet_writer import STAGING
+from strandline.runtime.task.parquet_writer import STAGING_FOLDER
 from strandline.storage.local import LocalStorage
 from tests.factories import checkpoint_metadata
 
@@ -19,7 +19,7 @@ SINK = "out"
 
 def sink_file(batch: int, number: int = 0, job: str = JOB) -> SinkFile:
     final = f"part-{job}-{batch:020d}-{number:032x}.parquet"
-    return SinkFile(SINK, f"{STAGING}/{final}.staged", final, rows=3, size=5)
+    return SinkFile(SINK, f"{STAGING_FOLDER}/{final}.staged", final, rows=3, size=5)
 
 
 def checkpoint(batch: int, files: list[SinkFile]) -> CheckpointMetadata:

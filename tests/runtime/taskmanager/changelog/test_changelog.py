@@ -448,7 +448,7 @@ def lost(world: World, host: Host, decisions: list[tuple[int, Any]], base: list[
     for decided, outcomes in decisions:
         for (uid, index), outcome in outcomes.items():
             durable.prepared(decided, index, {uid: outcome})
-        durable.decided(decided, logged=True)
+        durable.decided(decided, has_changelog=True)
     host.kill(local_files=False)
     other = world.host()
     other.start(

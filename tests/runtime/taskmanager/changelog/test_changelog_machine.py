@@ -150,7 +150,7 @@ class ChangelogMachine(RuleBasedStateMachine):
         for host in self.hosts:
             for index, log in host.wait_until_durable(batch, round_).items():
                 self.durable.prepared(batch, index, log)
-        self.durable.decided(batch, logged=self.changelog)
+        self.durable.decided(batch, has_changelog=self.changelog)
         self.decided = batch
         for subtask, changed in net.items():
             state = {**self.truth[subtask], **changed}
@@ -217,7 +217,7 @@ class ChangelogMachine(RuleBasedStateMachine):
             self.complete(number, heard, (self.hosts[0], files) if end == "interrupted" else None)
 
     def barrier(self) -> int:
-        number = self.coordinator.trigger(0.0, 0.0, self.decided, forced=True).id
+        number = self.coordinator.trigger(0.0, 0.0, self.decided).id
         self.next_checkpoint = number + 1
         self.frozen[number] = dict(self.truth)
         if self.changelog:

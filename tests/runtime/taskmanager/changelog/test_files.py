@@ -386,7 +386,7 @@ class Changelogs(RuleBasedStateMachine):
             self.durable.prepared(batch, subtask[1], {"op": SegmentUpload(durable, files.get(subtask))})
             if not durable:
                 self.behind[subtask, batch] = content[subtask]
-        self.durable.decided(batch, logged=True)
+        self.durable.decided(batch, has_changelog=True)
         self.decided = batch
         for subtask, file in files.items():
             self.known.append(subtask, file)
@@ -463,7 +463,7 @@ class Changelogs(RuleBasedStateMachine):
             self.complete_one(number, heard=end != "unheard", host_dies=end == "interrupted")
 
     def barrier(self) -> int:
-        number = self.coordinator.trigger(0.0, 0.0, self.decided, forced=True).id
+        number = self.coordinator.trigger(0.0, 0.0, self.decided).id
         self.frozen_truth[number] = dict(self.truth)
         self.known.barrier(number)
         missing = [
@@ -740,12 +740,12 @@ def test_what_is_decided_but_not_durable_makes_a_gap_until_a_checkpoint_covers_i
 
     assert complete()
     durable.prepared(5, 0, {"op": SegmentUpload(True, segment(5, "s5")), "empty": SegmentUpload(True, None)})
-    durable.decided(5, logged=True)
+    durable.decided(5, has_changelog=True)
     durable.prepared(6, 0, {"op": SegmentUpload(False, None)})
-    durable.decided(6, logged=True)
+    durable.decided(6, has_changelog=True)
     assert not complete()
     durable.prepared(7, 0, {"op": SegmentUpload(True, segment(7, "s7"))})
-    durable.decided(7, logged=True)
+    durable.decided(7, has_changelog=True)
     durable.truncate(5)
     assert not complete()
     durable.truncate(6)
@@ -759,15 +759,15 @@ def test_only_the_last_round_of_a_batch_counts() -> None:
     durable.prepared(1, 0, {"op": SegmentUpload(True, segment(1, "void"))})
     durable.prepared(1, 0, {"op": SegmentUpload(True, segment(1, "kept"))})
     durable.prepared(1, 1, {})
-    durable.decided(1, logged=True)
-    durable.decided(1, logged=True)  # the commit is said again after a slot was lost
+    durable.decided(1, has_changelog=True)
+    durable.decided(1, has_changelog=True)  # the commit is said again after a slot was lost
     assert durable.of(0) == [("op", segment(1, "kept"))]
     durable.prepared(2, 0, {"op": SegmentUpload(True, segment(2, "never decided"))})
-    durable.decided(3, logged=True)
+    durable.decided(3, has_changelog=True)
     assert durable.of(0) == [("op", segment(1, "kept"))]
 
 
 def test_without_a_changelog_nothing_is_complete() -> None:
     durable = DurableSegments()
-    durable.decided(1, logged=False)
+    durable.decided(1, has_changelog=False)
     assert not durable.complete

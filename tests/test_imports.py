@@ -20,7 +20,7 @@ BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases erro
 
 MAY_IMPORT: dict[str, str] = {
     # What users import. `strandline` itself is the list of public names.
-    "strandline": "job sinks operators state config checkpoint runtime.driver errors",
+    "strandline": "job sinks operators state config checkpoint runtime.driver runtime.protocol errors",
     "job": f"sinks progress runtime.driver {BELOW_RUNTIME}",
     "sinks": "errors",
     "progress": "",

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from strandline.operators.process.process_context import ProcessContext
     from strandline.operators.windows.specs import SessionWindow, SlidingWindow, WindowSpec, session, sliding, tumbling
     from strandline.runtime.driver.figures import (
-        ChangelogFigures,
         RestoreFigures,
         RunFigures,
         RunProcesses,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     )
     from strandline.runtime.driver.recoveries import Recovery, Rescaling
     from strandline.runtime.driver.status import RunStatus
+    from strandline.runtime.protocol.figures import ChangelogFigures
     from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
     from strandline.state.handles.folded import AggregatingState, ReducingState
     from strandline.state.handles.states import ListState, MapState, ValueState
@@ -121,7 +121,8 @@ _NAMES = {
     "strandline.operators.process.keyed_processor": "KeyedProcessor",
     "strandline.operators.process.process_context": "ProcessContext",
     "strandline.operators.windows.specs": "SessionWindow SlidingWindow WindowSpec session sliding tumbling",
-    "strandline.runtime.driver.figures": "ChangelogFigures RestoreFigures RunFigures RunProcesses SlotProcess "
+    "strandline.runtime.protocol.figures": "ChangelogFigures",
+    "strandline.runtime.driver.figures": "RestoreFigures RunFigures RunProcesses SlotProcess "
     "StateMemory TaskManagerProcess",
     "strandline.runtime.driver.recoveries": "Recovery Rescaling",
     "strandline.runtime.driver.status": "RunStatus",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -35,19 +36,22 @@ def test_leaving_a_with_block_stops_the_run_and_every_row_is_visible(place: Plac
     assert place.rows() == running_sums(ROWS)
 
 
-def test_an_exception_cancels_the_run_and_goes_on(place: Place) -> None:
+def test_an_exception_cancels_the_run_keeps_its_checkpoints_and_goes_on(place: Place) -> None:
     place.write(ROWS[0])
-    run = place.sums(checkpoint_interval="1h").start()
+    run = place.sums(checkpoint_interval="1h", on_cancel="delete").start()
 
     def fail_inside() -> None:
         with run:
-            wait_until(lambda: run.figures().batches == 1, what="the first batch")
+            run.process_all_available()
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail_inside()
     assert run.status is sl.RunStatus.CANCELLED
-    assert place.rows() == []
+    assert place.rows() == running_sums(ROWS)
+    (checkpoint,) = run.checkpoints()
+    assert checkpoint.path is not None
+    assert Path(checkpoint.path).exists()
 
 
 def test_a_run_that_fails_in_its_block_raises_its_own_error_once(place: Place) -> None:

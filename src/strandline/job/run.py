@@ -21,7 +21,8 @@ class JobRun:
     """A run of a job; `Job.start` returns one. All methods may be called from any thread.
 
     A run is a context manager. Leaving the `with` block normally calls `stop()`: the run takes a last checkpoint, and
-    every processed row is visible. Leaving it with an exception calls `cancel()`, and the exception goes on:
+    every processed row is visible. Leaving it with an exception ends the run at once, as `cancel()` does, but keeps the
+    checkpoints even with `on_cancel="delete"`; the exception goes on:
 
     ```python
     with job.start() as run:
@@ -43,7 +44,7 @@ class JobRun:
             self.stop()
             return
         try:
-            self.cancel()
+            self._run.cancel(keep_checkpoints=True)
         except StrandlineError as failure:
             # The exception of the block tells more: as a rule it is the error of the run.
             if failure is not error:

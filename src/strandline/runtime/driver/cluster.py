@@ -29,6 +29,7 @@ from strandline.runtime.protocol.coordinator_calls import (
     HeartbeatAnswer,
     Registration,
 )
+from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.folders import socket_folder
 from strandline.runtime.protocol.messages import (
     Rebuilt,
@@ -351,15 +352,12 @@ class Cluster(CoordinatorCalls):
         """The figures of every slot that answers."""
         return list(self._on_slots(TaskManagerClient.slot_figures, NOTHING, self._places).values.values())
 
-    def changelog_figures(self) -> dict[str, float]:
-        """What the changelogs of all task managers take up and cost; empty without a changelog."""
-        total: dict[str, float] = {}
-        if self.run.changelog is not None:
-            for _identity, answer in self._managers.ask(self._managers, TaskManagerClient.changelog_figures, NOTHING):
-                if not isinstance(answer, StrandlineError):
-                    for name, value in answer.items():
-                        total[name] = total.get(name, 0) + value
-        return total
+    def changelog_figures(self) -> ChangelogFigures | None:
+        """What the changelogs of all task managers take up and cost; None without a changelog."""
+        if self.run.changelog is None:
+            return None
+        answers = self._managers.ask(self._managers, TaskManagerClient.changelog_figures, NOTHING)
+        return ChangelogFigures.total([answer for _identity, answer in answers if isinstance(answer, ChangelogFigures)])
 
     def processes(self) -> list[TaskManagerInfo]:
         """Task managers and slots with their process ids, as far as the task managers answer."""

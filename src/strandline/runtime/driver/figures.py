@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
 
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import StrandlineError
 from strandline.runtime.driver.status import RunStatus
+from strandline.runtime.protocol.figures import ChangelogFigures, Facts
 from strandline.runtime.protocol.taskmanager_calls import TaskManagerInfo
 
 
-class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as plain values that `json.dumps` takes: dicts, lists, numbers and texts."""
-        fields: dict[str, Any] = msgspec.to_builtins(self)
-        return fields
-
-
-class RestoreFigures(_Facts, frozen=True):
+class RestoreFigures(Facts, frozen=True):
     """What it took to bring the state back when the current generation started."""
 
     duration_ms: float = 0.0
@@ -31,7 +22,7 @@ class RestoreFigures(_Facts, frozen=True):
     """Bytes that the slots read from durable storage."""
 
 
-class StateMemory(_Facts, frozen=True):
+class StateMemory(Facts, frozen=True):
     """The memory budget of the state, and its use."""
 
     executor_budget_bytes: int = 0
@@ -44,35 +35,7 @@ class StateMemory(_Facts, frozen=True):
     """Use of the slot that uses the most."""
 
 
-class ChangelogFigures(_Facts, frozen=True):
-    """What the changelog holds and costs, summed over the task managers."""
-
-    wait_ms: float = 0.0
-    """How long batches have waited for their segments to become durable."""
-    upload_requests: int = 0
-    upload_attempts: int = 0
-    """More attempts than requests mean that uploads were slow or failed."""
-    upload_failures: int = 0
-    upload_bytes: int = 0
-    behind_bytes: int = 0
-    """Bytes of committed segments that are not durable yet, because uploads fail."""
-    segments: int = 0
-    """Segments since the last materialization."""
-    segment_bytes: int = 0
-    """Bytes of these segments."""
-    base_bytes: int = 0
-    """Bytes of the last materialization."""
-    materializations: int = 0
-    early_materializations: int = 0
-    """Materializations that began early because the changelog had grown too large."""
-    failed_materializations: int = 0
-    last_materialization_ms: float = 0.0
-    materialized_bytes: int = 0
-    merges: int = 0
-    """How often the segments of a long changelog were merged."""
-
-
-class RunFigures(_Facts, frozen=True):
+class RunFigures(Facts, frozen=True):
     """Counts of a run. The figures of a generation are 0 while no generation runs."""
 
     status: RunStatus
@@ -102,7 +65,7 @@ class RunFigures(_Facts, frozen=True):
     """None if the changelog is off."""
 
 
-class SlotProcess(_Facts, frozen=True):
+class SlotProcess(Facts, frozen=True):
     """The process of one slot."""
 
     index: int
@@ -111,7 +74,7 @@ class SlotProcess(_Facts, frozen=True):
     alive: bool
 
 
-class TaskManagerProcess(_Facts, frozen=True):
+class TaskManagerProcess(Facts, frozen=True):
     """The process of one task manager, and those of its slots."""
 
     id: str
@@ -119,7 +82,7 @@ class TaskManagerProcess(_Facts, frozen=True):
     slots: tuple[SlotProcess, ...]
 
 
-class RunProcesses(_Facts, frozen=True):
+class RunProcesses(Facts, frozen=True):
     """The processes that a run has beside Spark's own."""
 
     task_managers: tuple[TaskManagerProcess, ...] = ()
@@ -147,12 +110,6 @@ class RunSummary:
     rows: int
     last_checkpoint: CheckpointStats | None
     error: StrandlineError | None
-
-
-def changelog_figures(totals: Mapping[str, float]) -> ChangelogFigures:
-    """The figures of the changelog from sums by name; only durations are fractions."""
-    whole = {name: value if name.endswith("_ms") else round(value) for name, value in totals.items()}
-    return msgspec.convert(whole, ChangelogFigures)
 
 
 def run_processes(managers: Iterable[TaskManagerInfo]) -> RunProcesses:

@@ -17,7 +17,7 @@ from strandline.runtime.driver.batches import BatchFunction, error_in_task
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Cluster
-from strandline.runtime.driver.figures import RestoreFigures, RunFigures, StateMemory, changelog_figures
+from strandline.runtime.driver.figures import RestoreFigures, RunFigures, StateMemory
 from strandline.runtime.driver.recoveries import Recovery
 from strandline.runtime.protocol.slot_calls import Query
 
@@ -137,7 +137,6 @@ class Generation:
         """`of_run` with the figures of this generation. Slots that do not answer are left out."""
         slots = self._cluster.slot_figures()
         operators = [figures for slot in slots for figures in slot.operators.values()]
-        changelog = self._cluster.changelog_figures()
         return msgspec.structs.replace(
             of_run,
             generation=self.number,
@@ -154,7 +153,7 @@ class Generation:
                 used_bytes=sum(slot.used_bytes for slot in slots),
                 most_used_bytes=max((slot.used_bytes for slot in slots), default=0),
             ),
-            changelog=changelog_figures(changelog) if changelog else None,
+            changelog=self._cluster.changelog_figures(),
         )
 
     def close(self) -> None:

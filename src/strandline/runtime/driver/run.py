@@ -401,11 +401,11 @@ class Run:
         self._end_on_request(RunStatus.STOPPED, finish)
         return made[0] if made else None
 
-    def cancel(self) -> None:
-        """End without a last checkpoint. With `on_cancel="delete"`, all checkpoints are deleted."""
+    def cancel(self, *, keep_checkpoints: bool = False) -> None:
+        """End without a last checkpoint. With `on_cancel="delete"`, checkpoints are deleted unless they are kept."""
 
         def abandon(generation: Generation) -> None:
-            if self._config.on_cancel == "delete":
+            if self._config.on_cancel == "delete" and not keep_checkpoints:
                 generation.checkpoints.delete_all()
 
         self._end_on_request(RunStatus.CANCELLED, abandon)

@@ -12,6 +12,7 @@ from strandline.checkpoint.pending import SubtaskAck
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.calls import FORWARDING, LONG, QUICK, Client, Nothing, call
 from strandline.runtime.protocol.failures import Failure
+from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.messages import Rebuilt, Sealed, SegmentUpload, SlotSpec, StorageSettings
 from strandline.runtime.protocol.slot_calls import (
     BatchRound,
@@ -154,8 +155,8 @@ class TaskManagerCalls(ABC):
 
     @call(deadline=QUICK, repeatable=True)
     @abstractmethod
-    def changelog_figures(self, request: Nothing) -> dict[str, float]:
-        """What the changelog takes up and what it cost; empty without a changelog."""
+    def changelog_figures(self, request: Nothing) -> ChangelogFigures | None:
+        """What the changelog takes up and what it cost; None without a changelog."""
 
     # --- batches ---------------------------------------------------------------------------------
 
@@ -243,7 +244,7 @@ class TaskManagerClient(Client, TaskManagerCalls):
     def describe(self, request: Nothing) -> TaskManagerInfo:
         return self.carry_out(TaskManagerCalls.describe, request)
 
-    def changelog_figures(self, request: Nothing) -> dict[str, float]:
+    def changelog_figures(self, request: Nothing) -> ChangelogFigures | None:
         return self.carry_out(TaskManagerCalls.changelog_figures, request)
 
     def sealed(self, request: Sealed) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 
 from strandline.checkpoint.metadata import FileHandle
 from strandline.checkpoint.pending import SubtaskAck
+from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.messages import Sealed, SegmentUpload, SlotSpec
 from strandline.runtime.protocol.slot_calls import Freeze, SlotReady
 from strandline.runtime.protocol.taskmanager_calls import SlotAnswers
@@ -84,8 +85,8 @@ class Durability(ABC):
         """A checkpoint was given up."""
 
     @abstractmethod
-    def figures(self) -> dict[str, float]:
-        """What the changelog takes up, and what it cost; empty without a changelog."""
+    def figures(self) -> ChangelogFigures | None:
+        """What the changelog takes up, and what it cost; None without a changelog."""
 
 
 class SnapshotDurability(Durability):
@@ -134,8 +135,8 @@ class SnapshotDurability(Durability):
     def aborted(self, checkpoint_id: int) -> None:
         self._uploader.aborted(checkpoint_id)
 
-    def figures(self) -> dict[str, float]:
-        return {}
+    def figures(self) -> ChangelogFigures | None:
+        return None
 
 
 class ChangelogDurability(Durability):
@@ -190,5 +191,5 @@ class ChangelogDurability(Durability):
     def aborted(self, checkpoint_id: int) -> None:
         self._changelog.aborted(checkpoint_id)
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> ChangelogFigures | None:
         return self._changelog.figures()

@@ -21,6 +21,7 @@ from strandline.errors import StrandlineError
 from strandline.runtime.protocol.address import own_host
 from strandline.runtime.protocol.calls import NOTHING, Nothing
 from strandline.runtime.protocol.coordinator_calls import HEARTBEAT_EVERY, CoordinatorClient, Heartbeat, Registration
+from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.folders import run_folder, socket_folder
 from strandline.runtime.protocol.messages import RunInfo, Sealed, SlotSpec
 from strandline.runtime.protocol.server import Server
@@ -188,7 +189,7 @@ class TaskManager(TaskManagerCalls):
     def query(self, request: ForSlots[Query]) -> SlotAnswers[bytes]:
         return self._slots.call(request.slots, SlotClient.query, request.request)
 
-    def changelog_figures(self, request: Nothing) -> dict[str, float]:
+    def changelog_figures(self, request: Nothing) -> ChangelogFigures | None:
         return self._durability.figures()
 
     # --- checkpoints -----------------------------------------------------------------------------

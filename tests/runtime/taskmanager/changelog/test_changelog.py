@@ -120,9 +120,9 @@ def test_the_segments_of_all_slots_become_one_file_as_soon_as_all_are_sealed(wor
     host = world.started()
     host.prepare(1, 0, {S0: {A0: b"1"}, S1: {A1: b"1"}})
     wait_until(lambda: len(world.stored()) == 1)  # nobody has asked yet
-    before = host.changelog.figures()["upload_requests"]
+    before = host.changelog.figures().upload_requests
     outcomes = host.wait_until_durable(1, 0)
-    assert host.changelog.figures()["upload_requests"] == before == 1
+    assert host.changelog.figures().upload_requests == before == 1
     found = [outcome for log in outcomes.values() for outcome in log.values()]
     assert [(one.durable, one.file.name) for one in found if one.file] == [(True, "00000000000000000001.segment")] * 2
     assert {one.file.handle.path for one in found if one.file and one.file.handle} == world.stored()
@@ -223,7 +223,7 @@ def test_many_batches_are_one_state(world: World) -> None:
     assert ack.full_bytes == ack.checkpointed_bytes > 0
     assert host.acknowledged(2)[0].checkpointed_bytes == 0
     figures = host.changelog.figures()
-    assert (figures["segments"], figures["behind_bytes"], figures["upload_attempts"]) == (11, 0, 6)
+    assert (figures.segments, figures.behind_bytes, figures.upload_attempts) == (11, 0, 6)
 
 
 # --- failing storage ---------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_while_uploads_fail_batches_go_on_and_checkpoints_do_not(world: World) -
     world.fail()
     for batch in (2, 3):
         assert host.batch(batch, {S0: {A0: str(batch).encode()}})[S0] == SegmentUpload(durable=False, file=None)
-    assert host.changelog.figures()["behind_bytes"] > 0
+    assert host.changelog.figures().behind_bytes > 0
     barrier = host.changelog.barrier(1)
     assert not barrier.durable
     with pytest.raises(StorageError, match="could not be uploaded"):
@@ -244,7 +244,7 @@ def test_while_uploads_fail_batches_go_on_and_checkpoints_do_not(world: World) -
     acks = host.acknowledge(barrier)
     assert world.state(acks[0].state) == {A0: b"3"}
     assert batches(host) == [1, 2, 3]
-    assert host.changelog.figures()["behind_bytes"] == 0
+    assert host.changelog.figures().behind_bytes == 0
     assert host.changelog.barrier(2).durable
 
 
@@ -318,7 +318,7 @@ def test_processing_waits_when_too_much_is_behind(world: World, caplog: pytest.L
     assert answers[0][0]["op"].durable
     host.commit(2)
     assert batches(host) == [1, 2]
-    assert host.changelog.figures()["wait_ms"] > 0
+    assert host.changelog.figures().wait_ms > 0
 
 
 @pytest.mark.parametrize("end", [Changelog.close, Changelog.end])
@@ -611,8 +611,8 @@ def test_a_materialization_truncates_the_log(world: World) -> None:
     host.changelog.materializer.materialize(1)
     assert len(host.acknowledged(2)[0].obsolete) == 2
     figures = host.changelog.figures()
-    assert figures["materializations"] == 2
-    assert figures["base_bytes"] == figures["materialized_bytes"] > 0
+    assert figures.materializations == 2
+    assert figures.base_bytes == figures.materialized_bytes > 0
 
 
 def test_nothing_new_is_not_materialized(world: World) -> None:

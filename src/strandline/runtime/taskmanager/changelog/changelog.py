@@ -17,6 +17,7 @@ from typing import Any
 
 from strandline.checkpoint.metadata import StateFile
 from strandline.checkpoint.pending import SubtaskAck
+from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.messages import ChangelogSettings, SlotSpec
 from strandline.runtime.taskmanager.acknowledgement import StateOwner
 from strandline.runtime.taskmanager.changelog.files import Subtask
@@ -276,17 +277,18 @@ class Changelog:
                 merged = self.merger.merge_next()
                 merge_from = time.monotonic() + (0.0 if merged else self._tuning.rest)
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> ChangelogFigures:
         """What the changelog takes up, and what it cost so far."""
         with self._lock:
             subtasks = [self.files[subtask] for subtask in self.files.subtasks()]
-            return {
-                "wait_ms": self.queue.wait_ms,
+            uploads = {f"upload_{name}": value for name, value in asdict(self._uploader.figures).items()}
+            return ChangelogFigures(
+                wait_ms=self.queue.wait_ms,
+                merges=self.merger.merges,
+                segments=sum(len(one.segments) for one in subtasks),
+                segment_bytes=sum(one.segment_bytes for one in subtasks),
+                base_bytes=sum(one.base_bytes for one in subtasks),
+                behind_bytes=self.queue.behind_bytes,
                 **asdict(self.materializer.figures),
-                "merges": self.merger.merges,
-                **{f"upload_{name}": value for name, value in asdict(self._uploader.figures).items()},
-                "segments": sum(len(one.segments) for one in subtasks),
-                "segment_bytes": sum(one.segment_bytes for one in subtasks),
-                "base_bytes": sum(one.base_bytes for one in subtasks),
-                "behind_bytes": self.queue.behind_bytes,
-            }
+                **uploads,
+            )

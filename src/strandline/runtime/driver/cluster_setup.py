@@ -27,7 +27,7 @@ def make_cluster(job: str, spark: SparkSession, config: Config) -> Cluster:
     run_id = uuid.uuid4().hex
     secret = secrets.token_hex(32)
     bind_host = default_bind_host(str(context.master), config.bind_host)
-    # Executors reach Spark's driver by this name, so they reach our coordinator by it, too.
+    # Executors reach Spark's driver by this name, so they reach our server by it, too.
     driver_host = context.getConf().get("spark.driver.host", None) if bind_host in ANY else bind_host
 
     def info(coordinator: Address) -> RunInfo:

@@ -228,7 +228,7 @@ class OperatorSlot:
         """Freeze the committed state: the synchronous part of a checkpoint. Returns its milliseconds.
 
         It may run beside an attempt, which only reads the state. Commits and barriers run one after the other on the
-        same thread. The coordinator decides which batch a checkpoint covers: it commits nothing during its barrier.
+        same thread. The driver decides which batch a checkpoint covers: it commits nothing during a barrier.
         """
         started = time.perf_counter()
         batch, snapshot = self._worker.submit(self._freeze, checkpoint_id, self._applied).result()

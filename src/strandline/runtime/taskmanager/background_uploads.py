@@ -1,4 +1,4 @@
-"""Makes checkpoints durable in the background, and tells the coordinator how that ended."""
+"""Makes checkpoints durable in the background, and tells the driver how that ended."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class BackgroundUploads:
                 reason = f"task manager {self._identity}: {error}"
                 self._coordinator.decline(Decline(generation, checkpoint_id, reason, isinstance(error, SlotLostError)))
         except StrandlineError as error:
-            # The coordinator cannot be reached: the checkpoint times out there.
+            # The driver cannot be reached: the checkpoint times out there.
             log.warning("checkpoint %d: %s", checkpoint_id, error)
 
 

@@ -70,7 +70,7 @@ class Durability(ABC):
     def barrier(self, checkpoint_id: int) -> SlotAnswers[list[SubtaskAck]]:
         """Take the barrier of a checkpoint; nothing commits meanwhile.
 
-        The answer has the acknowledgements that are ready at once. The others reach the coordinator later.
+        The answer has the acknowledgements that are ready at once. The others reach the driver later.
         """
 
     @abstractmethod

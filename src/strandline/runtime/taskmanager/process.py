@@ -1,6 +1,6 @@
 """The task manager: one process per executor that starts slots, calls them and makes their state durable.
 
-It ends, and its slots with it, when the coordinator has not answered for the heartbeat timeout.
+It ends, and its slots with it, when the driver has not answered for the heartbeat timeout.
 """
 
 from __future__ import annotations
@@ -212,14 +212,14 @@ class TaskManager(TaskManagerCalls):
     # --- life ------------------------------------------------------------------------------------
 
     def register(self) -> None:
-        """Tell the coordinator that this task manager is there."""
+        """Tell the driver that this task manager is there."""
         self._coordinator.register(Registration(self.identity, self.server.address, os.getpid()))
 
     def shutdown(self, request: Nothing) -> None:
         self._ended.set()
 
     def serve(self) -> None:
-        """Send heartbeats until the coordinator is gone, or does not need this task manager any more."""
+        """Send heartbeats until the driver is gone, or does not need this task manager any more."""
         last_answer = time.monotonic()
         while not self._ended.wait(HEARTBEAT_EVERY):
             self._folder_lock.refresh()
@@ -232,7 +232,7 @@ class TaskManager(TaskManagerCalls):
                     break
             except StrandlineError:
                 if time.monotonic() - last_answer > self.run.heartbeat_timeout - HEARTBEAT_EVERY:
-                    log.warning("the coordinator has been silent for %.0f s: ending", self.run.heartbeat_timeout)
+                    log.warning("the driver has been silent for %.0f s: ending", self.run.heartbeat_timeout)
                     break
         self._slots.end_all()
         self._durability.close()

@@ -9,8 +9,9 @@ Which thread runs what:
 
 - `segment-upload-loop` takes sealed segments from the queue and uploads them.
 - `changelog-upkeep` materializes slots that are due, and merges segments when no slot is due.
-- Threads of the task manager's server call everything else: a slot that sealed a segment, and the coordinator. The wait
-  for durable segments (`wait_until_durable`, `acknowledge`) happens in the thread that calls.
+- A thread `checkpoint-N` calls `acknowledge` for a checkpoint that needs something that was not durable at its barrier.
+- Threads of the task manager's server call everything else: they act for a slot that sealed a segment, or for the
+  driver. `wait_until_durable` and `acknowledge` wait for durable segments in the thread that calls them.
 """
 
 from __future__ import annotations

@@ -24,12 +24,10 @@ from strandline.runtime.slot.batch_output import BatchOutput
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
 from strandline.state.batch.changes import ChangeSet
-from strandline.state.batch.segment import Segment, SegmentHeader, write_segment
+from strandline.state.batch.segment import Chunk, Segment, SegmentHeader, write_segment
 from strandline.state.handles.query import encode_key, read_state
 
 log = logging.getLogger(__name__)
-
-Chunk = tuple[list[bytes], list[bytes | None]]
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from strandline.checkpoint.metadata import FileHandle
-from strandline.checkpoint.pending import SubtaskAck
+from strandline.checkpoint.pending import Subtask, SubtaskAck
 from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.messages import Sealed, SegmentUpload, SlotSpec
 from strandline.runtime.protocol.slot_calls import Freeze, SlotReady
@@ -21,9 +21,6 @@ from strandline.runtime.taskmanager.changelog.changelog import Changelog
 from strandline.runtime.taskmanager.local_copies import LocalCopies
 from strandline.runtime.taskmanager.slot_processes import SlotProcesses
 from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader
-
-Subtask = tuple[str, int]
-"""Operator uid and subtask index."""
 
 
 class Durability(ABC):

@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from strandline.checkpoint.metadata import FileHandle, StateFile, SubtaskState
-from strandline.checkpoint.pending import SubtaskAck
+from strandline.checkpoint.pending import Subtask, SubtaskAck
 from strandline.errors import CheckpointError
 from strandline.runtime.protocol.messages import SnapshotReport, UploadSettings
 from strandline.runtime.taskmanager.acknowledgement import StateOwner
@@ -28,8 +28,6 @@ from strandline.runtime.taskmanager.packing import PACK_BYTES, Pack
 from strandline.state.chunks import grouped
 from strandline.storage import Storage
 from strandline.storage.paths import JobPaths
-
-Subtask = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ from strandline.checkpoint.metadata import (
     last_batch,
     segment_name,
 )
-from strandline.checkpoint.pending import SubtaskAck
+from strandline.checkpoint.pending import Subtask, SubtaskAck
 from strandline.errors import CheckpointError
 from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.protocol.messages import SegmentUpload
-from strandline.runtime.taskmanager.changelog.files import ChangelogFiles, Entry, Subtask, SubtaskFiles
+from strandline.runtime.taskmanager.changelog.files import ChangelogFiles, Entry, SubtaskFiles
 from tests.examples import examples
 
 S0: Subtask = ("op", 0)

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from strandline.checkpoint.metadata import StateFile
-from strandline.checkpoint.pending import SubtaskAck
+from strandline.checkpoint.pending import Subtask, SubtaskAck
 from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.messages import ChangelogSettings, SlotSpec
 from strandline.runtime.taskmanager.acknowledgement import StateOwner
-from strandline.runtime.taskmanager.changelog.files import Subtask
 from strandline.runtime.taskmanager.changelog.local_segments import LocalSegments
 from strandline.runtime.taskmanager.changelog.materializer import FrozenSlots, FrozenState, Materializer
 from strandline.runtime.taskmanager.changelog.merger import SegmentMerger

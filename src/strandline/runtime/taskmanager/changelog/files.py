@@ -13,10 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from strandline.checkpoint.metadata import FileHandle, StateFile, SubtaskState, last_batch, paths_of
+from strandline.checkpoint.pending import Subtask
 from strandline.errors import CheckpointError
-
-Subtask = tuple[str, int]
-"""Operator uid and subtask index."""
 
 
 @dataclass(slots=True, eq=False)

@@ -6,8 +6,9 @@ import logging
 from pathlib import Path
 
 from strandline.checkpoint.metadata import StateFile, last_batch, segment_file
+from strandline.checkpoint.pending import Subtask
 from strandline.errors import StrandlineError
-from strandline.runtime.taskmanager.changelog.files import Subtask, SubtaskFiles
+from strandline.runtime.taskmanager.changelog.files import SubtaskFiles
 from strandline.runtime.taskmanager.changelog.segment_queue import SegmentQueue
 from strandline.runtime.taskmanager.changelog.segment_uploader import SegmentUploader
 from strandline.runtime.taskmanager.changelog.shared import Shared

@@ -19,9 +19,9 @@ from pathlib import Path
 import msgspec
 
 from strandline.checkpoint.metadata import StateFile, paths_of, segment_file
+from strandline.checkpoint.pending import Subtask
 from strandline.errors import StorageError
 from strandline.runtime.protocol.messages import Sealed, SegmentUpload
-from strandline.runtime.taskmanager.changelog.files import Subtask
 from strandline.runtime.taskmanager.changelog.segment_uploader import SegmentUploader
 from strandline.runtime.taskmanager.changelog.shared import Shared
 from strandline.runtime.taskmanager.cleanup import delete_unneeded

@@ -150,9 +150,9 @@ class BackendContract:
         for some in (keys[:70_000], keys[70_000:]):
             backend.apply(some, some)
         backend.apply(keys[:-100], [None] * (len(keys) - 100))
-        backend.tidy()
+        backend.compact()
         assert list(backend.scan(b"")) == sorted((one, one) for one in keys[-100:])
-        snapshot = backend.snapshot(tmp_path / "tidy")
+        snapshot = backend.snapshot(tmp_path / "compacted")
         assert sum(file.size for file in snapshot.write()) < 100_000
         snapshot.release()
 

@@ -34,7 +34,7 @@ from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.messages import BatchTime, batch_id
 from strandline.runtime.protocol.slot_calls import NextTimers, PrepareEmpty
-from strandline.runtime.task.relay import BATCH, EPOCH, GENERATION, PROPERTIES, ROUND, STAGING, TIME
+from strandline.runtime.task.batch_properties import BATCH, EPOCH, GENERATION, PROPERTIES, ROUND, STAGING, TIME
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -186,10 +186,14 @@ class Checkpoints:
                     if self._closed:
                         return
                     self._wake.wait(self._pause())
-                for expired in self._coordinator.expire(time.time()):
-                    self._fail(expired, f"not complete after {self._timeout:.0f} s (checkpoint_timeout)")
-                for ready in self._coordinator.ready():
-                    self._complete(ready)
+                with self._lock:
+                    expired = self._coordinator.expire(time.time())
+                for checkpoint_id in expired:
+                    self._fail(checkpoint_id, f"not complete after {self._timeout:.0f} s (checkpoint_timeout)")
+                with self._lock:
+                    ready = self._coordinator.ready()
+                for checkpoint_id in ready:
+                    self._complete(checkpoint_id)
                     fence_checked = time.time()
                 self._trigger_if_due()
                 if time.time() - fence_checked > FENCE_CHECK_EVERY:

@@ -19,7 +19,7 @@ from strandline.runtime.driver.placement import rescaled_homes, spread
 from strandline.runtime.driver.recoveries import KEPT_RECOVERIES, Recovery, slot_recovery
 from strandline.runtime.driver.restore.savepoints import SavepointTarget
 from strandline.runtime.driver.task_managers import Answers, TaskManagers
-from strandline.runtime.protocol.address import NOWHERE, Address
+from strandline.runtime.protocol.address import NOWHERE, Address, is_local_master
 from strandline.runtime.protocol.calls import NOTHING, Nothing
 from strandline.runtime.protocol.coordinator_calls import (
     Acknowledgement,
@@ -141,7 +141,7 @@ class Cluster(CoordinatorCalls):
         return HeartbeatAnswer(wanted=self._managers.heartbeat(request) and not self._closed)
 
     def slot_addresses(self, request: Nothing) -> dict[int, Address]:
-        return {index: place.address for index, place in self._places.items()}
+        return {index: place.address for index, place in list(self._places.items())}
 
     def acknowledge(self, request: Acknowledgement) -> None:
         if self.listener is not None:
@@ -274,7 +274,7 @@ class Cluster(CoordinatorCalls):
         """The task managers of all executors that take tasks now; those without one get one."""
         run, context = self.run, self._spark_context
         tasks = max(at_least, int(context.defaultParallelism))
-        local = str(context.master).startswith("local[") or context.master == "local"
+        local = is_local_master(str(context.master))
 
         def ensure(_numbers: Iterable[int]) -> list[str]:
             if not local:

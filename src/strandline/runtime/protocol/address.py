@@ -43,11 +43,16 @@ def host_identity() -> str:
     return f"{socket.gethostname()}:{boot}"
 
 
+def is_local_master(master: str) -> bool:
+    """Whether Spark runs in the driver's own process: `local` or `local[...]`, but not `local-cluster[...]`."""
+    return master == "local" or master.startswith("local[")
+
+
 def default_bind_host(master: str, configured: str | None) -> str:
     """What the processes of a run listen on: loopback alone when Spark runs in one process, else every network."""
     if configured:
         return configured
-    return "127.0.0.1" if master == "local" or master.startswith("local[") else ANY[0]
+    return "127.0.0.1" if is_local_master(master) else ANY[0]
 
 
 def own_host(bind_host: str, peer: str) -> str:

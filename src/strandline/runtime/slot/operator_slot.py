@@ -29,6 +29,9 @@ from strandline.state.handles.query import encode_key, read_state
 
 log = logging.getLogger(__name__)
 
+WriteSnapshot = Callable[[int, Snapshot, int], tuple[list[SnapshotFile], float]]
+"""Writes the snapshot of a checkpoint at a batch; returns its files, and how many milliseconds that took."""
+
 
 @dataclass(slots=True)
 class PreparedBatch:
@@ -220,34 +223,31 @@ class OperatorSlot:
 
     def compact(self) -> None:
         """Compact the state on disk, before a snapshot that many checkpoints will name. Batches go on meanwhile."""
-        self._backend.tidy()
+        self._backend.compact()
 
-    def barrier(self, checkpoint_id: int) -> float:
-        """Freeze the committed state: the synchronous part of a checkpoint. Returns its milliseconds.
+    def barrier(self, checkpoint_id: int) -> None:
+        """Freeze the committed state: the synchronous part of a checkpoint.
 
         It may run beside an attempt, which only reads the state. Commits and barriers run one after the other on the
         same thread. The driver decides which batch a checkpoint covers: it commits nothing during a barrier.
         """
-        started = time.perf_counter()
-        batch, snapshot = self._worker.submit(self._freeze, checkpoint_id, self._applied).result()
-        sync_ms = (time.perf_counter() - started) * 1000
-        written = self._writer.submit(self._write_snapshot, checkpoint_id, snapshot, batch)
-        self._writer.submit(self._drop_covered, checkpoint_id, batch)  # in the background
-        self._snapshots[checkpoint_id] = LocalSnapshot(snapshot, batch, sync_ms, written)
-        return sync_ms
+        local = self._take_snapshot(checkpoint_id, self._writer, self._write_snapshot)
+        self._writer.submit(self._drop_covered, checkpoint_id, local.batch)  # in the background
 
-    def savepoint(self, checkpoint_id: int, canonical: bool) -> float:
+    def savepoint(self, checkpoint_id: int, canonical: bool) -> None:
         """Freeze the committed state for a savepoint. Unlike a checkpoint's snapshot, no rebuild starts from it."""
+        self._take_snapshot(checkpoint_id, self._savepoints, self._write_savepoint, canonical)
+
+    def _take_snapshot(
+        self, checkpoint_id: int, writer: ThreadPoolExecutor, write: WriteSnapshot, full: bool = False
+    ) -> LocalSnapshot:
+        """Freeze the state, and have `writer` write its files with `write`."""
         started = time.perf_counter()
-        batch, snapshot = self._worker.submit(self._freeze, checkpoint_id, self._applied, canonical).result()
+        batch, snapshot = self._worker.submit(self._freeze, checkpoint_id, self._applied, full).result()
         sync_ms = (time.perf_counter() - started) * 1000
-
-        def write() -> tuple[list[SnapshotFile], float]:
-            began = time.perf_counter()
-            return snapshot.write(), (time.perf_counter() - began) * 1000
-
-        self._snapshots[checkpoint_id] = LocalSnapshot(snapshot, batch, sync_ms, self._savepoints.submit(write))
-        return sync_ms
+        written = writer.submit(write, checkpoint_id, snapshot, batch)
+        local = self._snapshots[checkpoint_id] = LocalSnapshot(snapshot, batch, sync_ms, written)
+        return local
 
     def _freeze(self, checkpoint_id: int, applied: Future[None], full: bool = False) -> tuple[int, Snapshot]:
         applied.result()  # it ran before this on the same thread; raises its error
@@ -259,6 +259,12 @@ class OperatorSlot:
         self._folder.mark(checkpoint_id, batch, files)
         self._newest_snapshot = checkpoint_id
         return files, (time.perf_counter() - started) * 1000
+
+    def _write_savepoint(
+        self, _checkpoint_id: int, snapshot: Snapshot, _batch: int
+    ) -> tuple[list[SnapshotFile], float]:
+        started = time.perf_counter()
+        return snapshot.write(), (time.perf_counter() - started) * 1000
 
     def _drop_covered(self, checkpoint_id: int, batch: int) -> None:
         if self._newest_snapshot != checkpoint_id:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.runtime.task.relay import current_batch
+from strandline.runtime.task.batch_properties import current_batch
 from strandline.state.disk_full import disk_full_error
 from strandline.storage import open_storage
 

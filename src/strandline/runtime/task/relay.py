@@ -9,30 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.flight as flight
 
-from strandline.errors import SlotLostError, StrandlineError
+from strandline.errors import SlotLostError
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.coordinator_calls import CoordinatorClient
 from strandline.runtime.protocol.exchange import SEND_INPUT, ExchangeHeader
 from strandline.runtime.protocol.failures import translate
-from strandline.runtime.protocol.messages import BatchTime
 from strandline.runtime.protocol.slot_calls import SlotClient
+from strandline.runtime.task.batch_properties import current_batch
 
-GENERATION = "strandline.generation"
-BATCH = "strandline.batch"
-ROUND = "strandline.round"
-EPOCH = "strandline.epoch"
-TIME = "strandline.time"
-STAGING = "strandline.staging"
-"""Whether the action stages the rows of Parquet sinks. In other actions the same tasks write no files."""
+_clients: dict[tuple[str, int], SlotClient] = {}
+"""Connections to slots, kept while the Python worker lives; the key is (epoch of addresses, slot)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,42 +113,6 @@ def _send(writer: Any, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) ->
     writer.done_writing()
 
 
-class TaskBatch(NamedTuple):
-    """The batch that a Spark task works for."""
-
-    generation: int
-    batch: int
-    round: int
-    epoch: str
-    staging: bool
-    time: BatchTime
-    attempt: int
-
-
-PROPERTIES = (GENERATION, BATCH, ROUND, EPOCH, STAGING, TIME)
-
-
-def current_batch() -> TaskBatch:
-    """Read from the task's local properties, which the batch function sets before each action."""
-    from pyspark import TaskContext
-
-    task = TaskContext.get()
-    assert task is not None
-    values = [task.getLocalProperty(name) for name in PROPERTIES]
-    if any(value is None for value in values):
-        raise StrandlineError("rows of a Strandline job can only be evaluated inside its batch function")
-    generation, batch, round_, epoch, staging, time = (str(value) for value in values)
-    return TaskBatch(
-        int(generation),
-        int(batch),
-        int(round_),
-        epoch,
-        staging == str(True),
-        msgspec.json.decode(time, type=BatchTime),
-        task.taskAttemptId(),
-    )
-
-
 def _exchange(
     writer: Any, reader: Any, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
@@ -171,7 +130,3 @@ def _exchange(
             yield chunk.data
     for _ in rest:
         pass  # Spark does not reuse a worker that left input unread, and a new worker takes a second to start
-
-
-_clients: dict[tuple[str, int], SlotClient] = {}
-"""Connections to slots, kept while the Python worker lives; the key is (epoch of addresses, slot)."""

@@ -98,7 +98,7 @@ class TaskManager(TaskManagerCalls):
         uploader = SnapshotUploader(storage, run.job, run.uploads, copies=copies)
         if run.changelog is None:
             return SnapshotDurability(self._slots, uploader, self._background, copies)
-        scratch = self._folder / f"log-{os.getpid()}"
+        scratch = self._folder / f"changelog-{os.getpid()}"
         changelog = Changelog(storage, run.job, run.changelog, uploader, self._slots, scratch, copies=copies)
         return ChangelogDurability(self._slots, changelog, uploader, self._background)
 

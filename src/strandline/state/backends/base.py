@@ -78,7 +78,7 @@ class StateBackend(ABC):
         for keys, values in chunks:
             self.apply(keys, values)
 
-    def tidy(self) -> None:  # noqa: B027 - a backend may have nothing to do
+    def compact(self) -> None:  # noqa: B027 - a backend may have nothing to do
         """Free the space of deleted entries if there are many, so that snapshots get smaller and scans faster.
 
         May take long. All other methods may be called in the meantime.

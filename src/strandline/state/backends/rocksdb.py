@@ -180,7 +180,7 @@ class RocksDBBackend(StateBackend):
             return _FullSnapshot(frozen, directory, self._compression)
         return _IncrementalSnapshot(directory, self.open_id, self._restored)
 
-    def tidy(self) -> None:
+    def compact(self) -> None:
         deletes = self._deletes + self._unflushed_deletes
         if deletes >= _FLUSH_DELETES and 2 * deletes > self._property("rocksdb.estimate-num-keys"):
             self._deletes = 0

@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# A busy machine is no reason to fail.
+settings.register_profile("strandline", deadline=None)
+settings.load_profile("strandline")
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 # Every JVM that a test starts, in whatever process, lives for seconds: it is not worth its while to optimise much.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,7 @@ def test_leaving_a_with_block_stops_the_run_and_every_row_is_visible(place: Plac
         wait_until(lambda: run.figures().batches == 1, what="the first batch")
         assert place.rows() == []
     assert run.status is sl.RunStatus.STOPPED
+    assert (run.figures().generation, run.figures().batches, run.figures().rows) == (1, 1, len(ROWS[0]))
     assert place.rows() == running_sums(ROWS)
 
 
@@ -54,6 +56,22 @@ def test_an_exception_cancels_the_run_keeps_its_checkpoints_and_goes_on(place: P
     assert Path(checkpoint.path).exists()
 
 
+class NoClock(Sum):
+    """Wants a timer in a step without a clock."""
+
+    def process(self, key: Any, rows: Any, context: Any) -> Any:
+        context.register_timer(0)
+        yield from super().process(key, rows, context)
+
+
+def test_a_wrong_call_in_user_code_ends_the_run_at_once(place: Place) -> None:
+    place.write(ROWS[0])
+    run = place.sums(NoClock()).start()
+    with pytest.raises(UserCodeError, match="has no clock for timers"):
+        run.await_termination(timeout=60)
+    assert (run.figures().restarts, run.figures().rounds_repeated) == (0, 0)
+
+
 def test_a_run_that_fails_in_its_block_raises_its_own_error_once(place: Place) -> None:
     place.write(ROWS[0])
     job = place.sums(Raises(), restart_strategy="none")
@@ -64,7 +82,7 @@ def test_a_run_that_fails_in_its_block_raises_its_own_error_once(place: Place) -
     assert run.status is sl.RunStatus.FAILED
     assert run.status.ended
     # A failed run must not raise where somebody only looks at it.
-    assert repr(run).startswith("<JobRun 'visits' failed: generation none, ")
+    assert repr(run).startswith("<JobRun 'visits' failed: generation 1, ")
     assert "error UserCodeError: " in repr(run)
     assert "\n" not in repr(run)
     assert run.processes() == sl.RunProcesses()

@@ -14,11 +14,14 @@ _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + 
 def explained(error: Exception, where: str, method: str) -> Exception:
     """The error to raise for an error that came out of a call of user code.
 
-    Errors of our own that user code caused by a wrong call get `where` in front. Other errors of our own stay as they
-    are. Errors of the user's own code become a `UserCodeError` with their traceback.
+    A wrong call of ours by user code becomes a `UserCodeError` with `where` in front: it would fail again for the same
+    rows, so the run ends. A `SchemaError` stays one. Other errors of our own stay as they are. Errors of the user's own
+    code become a `UserCodeError` with their traceback.
     """
-    if type(error) in (SchemaError, StrandlineError, JobDefinitionError):
-        return type(error)(f"{where}: {error}")
+    if type(error) is SchemaError:
+        return SchemaError(f"{where}: {error}")
+    if type(error) in (StrandlineError, JobDefinitionError):
+        return UserCodeError(f"{where}: {error}")
     if isinstance(error, StrandlineError):
         return error
     return UserCodeError(f"{where}: {method}() failed\n{user_traceback(error)}")

@@ -180,7 +180,7 @@ class _Misuses(ArrowProcessor):
     ("how", "kind", "told"),
     [
         ("early", StrandlineError, "use state and keys in process"),
-        ("twice", JobDefinitionError, "declares the state 'total' twice"),
+        ("twice", UserCodeError, "declares the state 'total' twice"),
         ("open", UserCodeError, r"open\(\) failed(.|\n)*ValueError: not today"),
         ("late", StrandlineError, "declare every state there"),
         ("foreign", SchemaError, r"key \('zz',\) has no rows in this call"),

@@ -36,7 +36,7 @@ class StateMemory(Facts, frozen=True):
 
 
 class RunFigures(Facts, frozen=True):
-    """Counts of a run. The figures of a generation are 0 while no generation runs."""
+    """Counts of a run. While no generation runs, the counts are those of the last one, and the sizes are 0."""
 
     status: RunStatus
     restarts: int = 0

@@ -21,7 +21,7 @@ from strandline.errors import (
     StrandlineError,
 )
 from strandline.progress import Step
-from strandline.runtime.driver.batches import FATAL, BatchFunction
+from strandline.runtime.driver.batches import FATAL
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.cluster_setup import absolute_location, make_cluster
 from strandline.runtime.driver.figures import RunFigures, RunProcesses, RunSummary, run_processes
@@ -46,15 +46,24 @@ FINAL_ERRORS = (*FATAL, FencedError, ConfigError, CheckpointError)
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """Counts of the generations that have ended."""
+    """Counts of the generations that have ended, and of the last one alone."""
 
     rounds_repeated: int = 0
     replaced_slots: int = 0
+    generation: int = 0
+    parallelism: int = 0
+    batches: int = 0
+    rows: int = 0
 
-    def plus(self, generation: BatchFunction) -> _Totals:
+    def plus(self, generation: Generation) -> _Totals:
+        work = generation.batch_function
         return _Totals(
-            self.rounds_repeated + generation.rounds_repeated,
-            self.replaced_slots + generation.replaced_slots,
+            self.rounds_repeated + work.rounds_repeated,
+            self.replaced_slots + work.replaced_slots,
+            generation.number,
+            generation.parallelism,
+            work.batches,
+            work.rows,
         )
 
 
@@ -256,7 +265,7 @@ class Run:
     def _close_generation(self, generation: Generation) -> None:
         if self._generation is generation:
             self._generation = None
-            self._totals = self._totals.plus(generation.batch_function)
+            self._totals = self._totals.plus(generation)
             generation.close()
 
     def _fail(self, error: StrandlineError) -> None:
@@ -326,13 +335,13 @@ class Run:
 
     def summary(self) -> RunSummary:
         """What the driver knows of the run, without a call to any other process."""
-        generation = self._generation
+        counts = self._counts()
         return RunSummary(
             name=self.name,
             status=self.status,
-            generation=generation.number if generation is not None else 0,
-            batches=generation.batch_function.batches if generation is not None else 0,
-            rows=generation.batch_function.rows if generation is not None else 0,
+            generation=counts.generation,
+            batches=counts.batches,
+            rows=counts.rows,
             last_checkpoint=self._history.last_completed,
             error=self.error,
         )
@@ -438,8 +447,20 @@ class Run:
         return run_processes(self._cluster.processes())
 
     def figures(self) -> RunFigures:
-        """Counts of the whole run, and the figures of the present generation."""
-        generation = self._generation
-        totals = self._totals if generation is None else self._totals.plus(generation.batch_function)
-        figures = RunFigures(self.status, self.restarts, totals.rounds_repeated, totals.replaced_slots)
+        """Counts of the whole run, and figures of its generation; if none runs, counts of the last one."""
+        generation, counts = self._generation, self._counts()
+        figures = RunFigures(
+            self.status,
+            self.restarts,
+            counts.rounds_repeated,
+            counts.replaced_slots,
+            generation=counts.generation,
+            parallelism=counts.parallelism,
+            batches=counts.batches,
+            rows=counts.rows,
+        )
         return figures if generation is None else generation.figures(figures)
+
+    def _counts(self) -> _Totals:
+        generation = self._generation
+        return self._totals if generation is None else self._totals.plus(generation)

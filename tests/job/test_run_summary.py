@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import time
+
+import pytest
 
 import strandline as sl
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import JobFailedError
 from strandline.job.run_summary import summary_html, summary_text
 from strandline.runtime.driver.figures import RunSummary
+from strandline.runtime.protocol.figures import Facts
 
 
 def summary(**facts: object) -> RunSummary:
@@ -57,6 +62,29 @@ def test_the_table_escapes_every_text() -> None:
     assert "<script>" not in table
     assert "<caption>&lt;i&gt;</caption>" in table
     assert "<td>JobFailedError: &lt;script&gt;alert(1)&lt;/script&gt;</td>" in table
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        sl.RunFigures,
+        sl.RestoreFigures,
+        sl.StateMemory,
+        sl.ChangelogFigures,
+        sl.RunProcesses,
+        sl.TaskManagerProcess,
+        sl.SlotProcess,
+    ],
+)
+def test_help_describes_every_field_of_the_figures(record: type[Facts]) -> None:
+    described = re.findall(r"^    (\w+): \S", inspect.getdoc(record) or "", re.MULTILINE)
+    assert tuple(described) == record.__struct_fields__
+
+
+def test_help_describes_every_status() -> None:
+    text = inspect.getdoc(sl.RunStatus) or ""
+    assert re.findall(r"^    (\w+): \S", text, re.MULTILINE) == [status.name for status in sl.RunStatus]
+    assert "run.status.ended" in text
 
 
 def test_a_status_equals_its_text() -> None:

@@ -13,69 +13,93 @@ from strandline.runtime.protocol.taskmanager_calls import TaskManagerInfo
 
 
 class RestoreFigures(Facts, frozen=True):
-    """What it took to bring the state back when the current generation started."""
+    """What it took to bring the state back when the current generation started.
+
+    Attributes:
+        duration_ms: How long the slots took to open their state.
+        local_bytes: Bytes that the slots read from local disks.
+        durable_bytes: Bytes that the slots read from durable storage.
+    """
 
     duration_ms: float = 0.0
     local_bytes: int = 0
-    """Bytes that the slots read from local disks."""
     durable_bytes: int = 0
-    """Bytes that the slots read from durable storage."""
 
 
 class StateMemory(Facts, frozen=True):
-    """The memory budget of the state, and its use."""
+    """The memory budget of the state, and its use.
+
+    Attributes:
+        executor_budget_bytes: The budget of each executor: `Config.state_memory`.
+        slot_budget_bytes: The budget of the slot that has the least.
+        used_bytes: Cache and write buffers of all slots; with the heap backend, the state itself.
+        most_used_bytes: Use of the slot that uses the most.
+    """
 
     executor_budget_bytes: int = 0
-    """The budget of each executor: `Config.state_memory`."""
     slot_budget_bytes: int = 0
-    """The budget of the slot that has the least."""
     used_bytes: int = 0
-    """Cache and write buffers of all slots; with the heap backend, the state itself."""
     most_used_bytes: int = 0
-    """Use of the slot that uses the most."""
 
 
 class RunFigures(Facts, frozen=True):
-    """Counts of a run. While no generation runs, the counts are those of the last one, and the sizes are 0."""
+    """Counts of a run. While no generation runs, the counts are those of the last one, and the sizes are 0.
+
+    Attributes:
+        status: Where the run stands.
+        restarts: How often the run went back to its last completed checkpoint after a failure.
+        rounds_repeated: How many rounds of batches were repeated.
+        replaced_slots: How many lost slots were replaced without a restart.
+        generation: The number of the current generation; every start, restart and rescale of the job begins one.
+        parallelism: The number of subtasks of each stateful step.
+        batches: Micro-batches that the current generation has committed.
+        rows: Rows that the current slots have processed, summed over the stateful steps.
+        late_rows: Rows among them that were too late for their step.
+        state_bytes: The size of the state.
+        state_memory_bytes: The part of the state that is in memory.
+        restore: What it took to bring the state back when the current generation started.
+        state_memory: The memory budget of the state, and its use.
+        changelog: What the changelog holds and costs; None if the changelog is off.
+    """
 
     status: RunStatus
     restarts: int = 0
-    """How often the run went back to its last completed checkpoint after a failure."""
     rounds_repeated: int = 0
-    """How many rounds of batches were repeated."""
     replaced_slots: int = 0
-    """How many lost slots were replaced without a restart."""
     generation: int = 0
-    """The number of the current generation; every start, restart and rescale of the job begins one."""
     parallelism: int = 0
-    """The number of subtasks of each stateful step."""
     batches: int = 0
-    """Micro-batches that the current generation has committed."""
     rows: int = 0
-    """Rows that the current slots have processed, summed over the stateful steps."""
     late_rows: int = 0
-    """Rows among them that were too late for their step."""
     state_bytes: int = 0
-    """The size of the state."""
     state_memory_bytes: int = 0
-    """The part of the state that is in memory."""
     restore: RestoreFigures = RestoreFigures()
     state_memory: StateMemory = StateMemory()
     changelog: ChangelogFigures | None = None
-    """None if the changelog is off."""
 
 
 class SlotProcess(Facts, frozen=True):
-    """The process of one slot."""
+    """The process of one slot.
+
+    Attributes:
+        index: The number of the slot. The slot runs the subtasks of this number of all stateful steps.
+        pid: The process id.
+        alive: Whether the process runs.
+    """
 
     index: int
-    """The number of the slot. The slot runs the subtasks of this number of all stateful steps."""
     pid: int
     alive: bool
 
 
 class TaskManagerProcess(Facts, frozen=True):
-    """The process of one task manager, and those of its slots."""
+    """The process of one task manager, and those of its slots.
+
+    Attributes:
+        id: The name of the task manager in logs and errors.
+        pid: The process id.
+        slots: The slots of the task manager, by their index.
+    """
 
     id: str
     pid: int
@@ -83,7 +107,11 @@ class TaskManagerProcess(Facts, frozen=True):
 
 
 class RunProcesses(Facts, frozen=True):
-    """The processes that a run has beside Spark's own."""
+    """The processes that a run has beside Spark's own.
+
+    Attributes:
+        task_managers: The task managers with their slots.
+    """
 
     task_managers: tuple[TaskManagerProcess, ...] = ()
 

@@ -6,23 +6,29 @@ from enum import StrEnum
 
 
 class RunStatus(StrEnum):
-    """Where a run stands. A status equals its text: `run.status == "running"`."""
+    """Where a run stands. A status equals its text: `run.status == "running"`.
+
+    `run.status.ended` says whether the run is over.
+
+    Attributes:
+        STARTING: The first generation starts.
+        RUNNING: The run processes rows.
+        RESTARTING: The run failed, and starts again from its last completed checkpoint.
+        RESCALING: The run changes its number of subtasks.
+        FINISHED: The run ended by itself, because its sources are drained.
+        STOPPED: `stop()` ended the run, after a last checkpoint.
+        CANCELLED: `cancel()` ended the run.
+        FAILED: The run ended with an error: see `JobRun.error`.
+    """
 
     STARTING = "starting"
-    """The first generation starts."""
     RUNNING = "running"
     RESTARTING = "restarting"
-    """The run failed, and starts again from its last completed checkpoint."""
     RESCALING = "rescaling"
-    """The run changes its number of subtasks."""
     FINISHED = "finished"
-    """The run ended by itself, because its sources are drained."""
     STOPPED = "stopped"
-    """`stop()` ended the run, after a last checkpoint."""
     CANCELLED = "cancelled"
-    """`cancel()` ended the run."""
     FAILED = "failed"
-    """The run ended with an error: see `JobRun.error`."""
 
     @property
     def ended(self) -> bool:

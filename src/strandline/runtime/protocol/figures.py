@@ -18,31 +18,41 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChangelogFigures(Facts, frozen=True):
-    """What the changelog holds and costs, summed over the task managers."""
+    """What the changelog holds and costs, summed over the task managers.
+
+    Attributes:
+        wait_ms: How long batches have waited for their segments to become durable.
+        upload_requests: Uploads of segments.
+        upload_attempts: Attempts of these uploads. More attempts than requests mean that uploads were slow or failed.
+        upload_failures: Attempts that failed.
+        upload_bytes: Bytes of segments that were uploaded.
+        behind_bytes: Bytes of committed segments that are not durable yet, because uploads fail.
+        segments: Segments since the last materialization.
+        segment_bytes: Bytes of these segments.
+        base_bytes: Bytes of the last materialization.
+        materializations: Materializations that were completed.
+        early_materializations: Materializations that began early because the changelog had grown too large.
+        failed_materializations: Materializations that failed.
+        last_materialization_ms: How long the last materialization took; of several task managers, the longest time.
+        materialized_bytes: Bytes that materializations uploaded.
+        merges: How often the segments of a long changelog were merged.
+    """
 
     wait_ms: float = 0.0
-    """How long batches have waited for their segments to become durable."""
     upload_requests: int = 0
     upload_attempts: int = 0
-    """More attempts than requests mean that uploads were slow or failed."""
     upload_failures: int = 0
     upload_bytes: int = 0
     behind_bytes: int = 0
-    """Bytes of committed segments that are not durable yet, because uploads fail."""
     segments: int = 0
-    """Segments since the last materialization."""
     segment_bytes: int = 0
-    """Bytes of these segments."""
     base_bytes: int = 0
-    """Bytes of the last materialization."""
     materializations: int = 0
     early_materializations: int = 0
-    """Materializations that began early because the changelog had grown too large."""
     failed_materializations: int = 0
     last_materialization_ms: float = 0.0
     materialized_bytes: int = 0
     merges: int = 0
-    """How often the segments of a long changelog were merged."""
 
     @classmethod
     def total(cls, figures: Sequence[Self]) -> Self:

@@ -61,8 +61,10 @@ class TestS3(StorageContract):
 
 @pytest.mark.parametrize("url", ["hdfs://namenode/ckpt", "hdfs:///ckpt", "ftp://host/x", "S4://bucket", "http://h/x"])
 def test_an_unsupported_scheme_lists_the_supported_ones(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"supported: a local path, file://, s3://.*gs://, az://"):
+    with pytest.raises(ConfigError, match=r"supported: a local path, file://, s3://.*gs://, az://") as raised:
         open_storage(url)
+    assert "faulty+" not in str(raised.value)
+    assert ("HDFS is not in this release" in str(raised.value)) == url.startswith("hdfs")
 
 
 def test_a_relative_path_means_the_same_after_a_change_of_directory(

@@ -52,12 +52,12 @@ def _open(url: str, options: Mapping[str, str] | None) -> Storage:
     plugins = _plugins(tuple(sys.path))
     names = [name for name in plugins if scheme == name or (name.endswith("+") and scheme.startswith(name))]
     if not names:
-        supported = ", ".join(
-            [f"{name}://" for name in ("file", *OBJECT_STORE_SCHEMES)]
-            + [f"{name}..." if name.endswith("+") else f"{name}://" for name in plugins]
-        )
+        # A name with "+" wraps another scheme. Such plugins are for tests, so the error does not offer them.
+        whole = [name for name in plugins if not name.endswith("+")]
+        supported = ", ".join(f"{name}://" for name in ("file", *OBJECT_STORE_SCHEMES, *whole))
+        problem = "HDFS is not in this release" if scheme == "hdfs" else "its scheme is not supported"
         raise ConfigError(
-            f"the storage {url!r} has a scheme that is not supported; supported: a local path, {supported}. If another "
+            f"the storage {url!r} cannot be opened: {problem}; supported: a local path, {supported}. If another "
             "package provides the scheme, install that package on every host"
         )
     return _opened_by(plugins[max(names, key=len)], url, options)

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Self, cast
+from typing import ClassVar, Self, cast
 
 from strandline.config import option as kinds
 from strandline.config.mapping import read_file, read_mapping, unknown_option
@@ -44,6 +45,9 @@ class Config:
     Durations are written as `"500ms"`, `"10 min"`, a number of seconds or a `timedelta`. Reading one gives seconds as a
     float. Sizes are written as `"512mb"` or a number of bytes. Reading one gives bytes as an int.
     """
+
+    __signature__: ClassVar[inspect.Signature]
+    """What `help` shows as the signature; type checkers use the fields."""
 
     # --- places -------------------------------------------------------------------------------
 
@@ -344,7 +348,11 @@ class Config:
     # --- ----------------------------------------------------------------------------------------
 
     def __new__(cls, *args: object, **options: object) -> Self:
-        """Refuse an unknown keyword before the dataclass sees it, and name the nearest option."""
+        """Refuse wrong arguments before the dataclass sees them; for an unknown keyword, name the nearest option."""
+        if args:
+            if isinstance(args[0], Mapping):
+                raise ConfigError("options are keywords; Config.from_mapping({...}) takes a mapping")
+            raise ConfigError("options are keywords: Config(checkpoint_dir='ckpt')")
         for name in options:
             if name not in OPTIONS:
                 raise unknown_option(name, OPTIONS)

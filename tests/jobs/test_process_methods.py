@@ -137,7 +137,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "a KeyedProcessor in transform_with_state": (
         lambda k: k.transform_with_state(Sum(), OUTPUT),
-        r"takes an instance of Spark's StatefulProcessor, not .*; call process\(\)",
+        r"was given a KeyedProcessor; call process\(\)",
     ),
     "an ArrowProcessor in transform_with_state": (
         lambda k: k.transform_with_state(ArrowSum(), OUTPUT),
@@ -145,10 +145,10 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "a class in transform_with_state": (
         lambda k: k.transform_with_state(SparkSum, OUTPUT),
-        "takes an instance of Spark's StatefulProcessor",
+        r"SparkSum is a class; pass an instance of it, for example SparkSum\(\)",
     ),
     "a class in process_arrow": (lambda k: k.process_arrow(ArrowSum, OUTPUT), "ArrowSum is a class"),
-    "a class in process": (lambda k: k.process(Sum, OUTPUT), "takes an instance of a KeyedProcessor"),
+    "a class in process": (lambda k: k.process(Sum, OUTPUT), "Sum is a class"),
     "a function in process": (lambda k: k.process(len, OUTPUT), "takes an instance of a KeyedProcessor"),
     "another output mode": (
         lambda k: k.transform_with_state(SparkSum(), OUTPUT, "Complete"),
@@ -156,7 +156,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "another time mode": (
         lambda k: k.transform_with_state(SparkSum(), OUTPUT, "Append", "Sometimes"),
-        "it must be none, processing or event",
+        "timeMode='Sometimes'; it must be 'None', 'ProcessingTime' or 'EventTime'",
     ),
     "tables for a StatefulProcessor": (
         lambda k: k.transform_with_state(SparkSum(), OUTPUT, rows="arrow"),

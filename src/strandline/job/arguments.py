@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from strandline.config.option import DurationLike, parse_duration
-from strandline.errors import ConfigError, JobDefinitionError
+from strandline.errors import JobDefinitionError
 from strandline.operators.base import TIME_MODES, TimeMode
 
 if TYPE_CHECKING:
@@ -14,10 +14,20 @@ if TYPE_CHECKING:
 
 
 def read_time_mode(uid: str, given: str) -> TimeMode:
-    """The time mode that a user names in our words or in Spark's."""
+    """The `time_mode` that a user names in our words or in Spark's."""
     found = TIME_MODES.get(str(given).lower())
     if found is None:
         raise JobDefinitionError(f"operator {uid!r}: time_mode={given!r}; it must be none, processing or event")
+    return found
+
+
+def read_spark_time_mode(uid: str, given: str) -> TimeMode:
+    """The `timeMode` of Spark's `transformWithState`; our words are accepted, too."""
+    found = TIME_MODES.get(str(given).lower())
+    if found is None:
+        raise JobDefinitionError(
+            f"operator {uid!r}: timeMode={given!r}; it must be 'None', 'ProcessingTime' or 'EventTime'"
+        )
     return found
 
 
@@ -55,8 +65,8 @@ def _signed_milliseconds(uid: str, bound: DurationLike) -> int:
     return read_milliseconds(bound, f"operator {uid!r}: within")
 
 
-def read_schema(schema: str | StructType) -> StructType:
-    """The columns that a user gives as a `StructType` or as DDL text."""
+def read_schema(uid: str, schema: str | StructType) -> StructType:
+    """The output columns of the step `uid`, which a user gives as a `StructType` or as DDL text."""
     from pyspark.sql.types import StructType
 
     if isinstance(schema, StructType):
@@ -66,5 +76,10 @@ def read_schema(schema: str | StructType) -> StructType:
         if isinstance(parsed, StructType):
             return parsed
         raise ValueError("it is a single type, not a list of columns")
-    except Exception as error:
-        raise ConfigError(f"the schema {schema!r} cannot be read: {error}") from error
+    except Exception as error:  # noqa: BLE001  # Spark's parser raises errors of several kinds
+        # The message of Spark's parser goes on with the SQL text and the stack of the JVM.
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise JobDefinitionError(
+            f"operator {uid!r}: the output schema {schema!r} cannot be read: {reason}; write DDL such as "
+            "'user string, n long', or give a StructType"
+        ) from None

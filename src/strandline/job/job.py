@@ -31,8 +31,8 @@ class Job:
     ```
 
     `name` names the job's checkpoints: a job that is started again under the same name continues from its newest
-    completed checkpoint. The constructor raises `JobDefinitionError` for a Spark Connect session, and `StrandlineError`
-    for a name that cannot be the name of a folder.
+    completed checkpoint. The constructor raises `JobDefinitionError` for a Spark Connect session, `ConfigError` for a
+    config that is not a `Config`, and `StrandlineError` for a name that cannot be the name of a folder.
     """
 
     def __init__(self, name: str, spark: SparkSession, config: Config) -> None:
@@ -42,11 +42,24 @@ class Job:
                 "a Spark Connect session cannot run a Strandline job: the batch function must run in the driver. "
                 "Use a classic SparkSession (SparkSession.builder.master(...) or spark-submit)."
             )
+        if not isinstance(config, Config):
+            raise ConfigError(
+                f"job {name!r}: config must be a sl.Config, not {type(config).__name__}; write sl.Config(...), or "
+                "sl.Config.from_mapping({...})"
+            )
         self.name = name
         self.spark = spark
         self.config = config
         self._graph = Graph()
         self._has_watermark = False
+
+    def __repr__(self) -> str:
+        """The name of the job, and how many stateful steps and sinks it has so far."""
+        steps, sinks = len(self._graph.operators), len(self._graph.sinks)
+        return (
+            f"<Job {self.name!r}: {steps} stateful step{'' if steps == 1 else 's'}, "
+            f"{sinks} sink{'' if sinks == 1 else 's'}>"
+        )
 
     def source(
         self, frame: DataFrame, *, event_time: str | None = None, watermark_delay: DurationLike | None = None

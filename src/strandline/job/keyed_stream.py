@@ -14,6 +14,7 @@ from strandline.job.arguments import (
     read_late,
     read_milliseconds,
     read_schema,
+    read_spark_time_mode,
     read_time_mode,
 )
 from strandline.job.join_sides import union_of_sides
@@ -86,11 +87,13 @@ class KeyedStream:
         Raises:
             JobDefinitionError: An argument does not fit the kind of the processor, or `processor.open` fails.
         """
+        self._refuse_class(uid, processor)
         if isinstance(processor, StatefulProcessor):
             if late is not None or side_outputs:
                 self._refuse(uid, "late= and side_outputs= are for a KeyedProcessor")
             if rows == "arrow":
                 self._refuse(uid, "a StatefulProcessor gets rows='row' or 'pandas', not 'arrow'")
+            read_time_mode(self._uid(uid, "process"), time_mode)
             return self.transform_with_state(
                 processor, schema, timeMode=time_mode, initialState=initial_state, rows=rows, uid=uid
             )
@@ -121,7 +124,7 @@ class KeyedStream:
             processor,
             self._columns,
             self._stream.schema,
-            read_schema(schema),
+            read_schema(uid, schema),
             time_mode=mode,
             timer_service=self._timer_service,
             event_time=self._event_time(uid) if mode == "event" else None,
@@ -145,13 +148,13 @@ class KeyedStream:
         Raises:
             JobDefinitionError: `processor` is of another kind, or `processor.open` fails.
         """
+        self._refuse_class(uid, processor)
         if isinstance(processor, KeyedProcessor):
             self._refuse(uid, "process_arrow() was given a KeyedProcessor; call process()")
         if isinstance(processor, StatefulProcessor):
             self._refuse(uid, "process_arrow() was given a StatefulProcessor of Spark's; call transform_with_state()")
-        operator = ArrowProcessOperator(
-            self._uid(uid, "process"), processor, self._columns, self._stream.schema, read_schema(schema)
-        )
+        uid = self._uid(uid, "process")
+        operator = ArrowProcessOperator(uid, processor, self._columns, self._stream.schema, read_schema(uid, schema))
         operator.check()
         return self._stateful(operator, tuple(self._stream.schema.names), operator.output_struct)
 
@@ -194,14 +197,14 @@ class KeyedStream:
         from strandline.operators.spark.spark_operator import SparkProcessorOperator
 
         uid = self._uid(uid, "process")
-        mode = read_time_mode(uid, timeMode)
+        mode = read_spark_time_mode(uid, timeMode)
         initial = self._initial_rows(uid, initialState)
         operator = SparkProcessorOperator(
             uid,
             statefulProcessor,
             self._columns,
             self._stream.schema,
-            read_schema(outputStructType),
+            read_schema(uid, outputStructType),
             rows=rows,
             time_mode=mode,
             timer_service=self._timer_service,
@@ -217,13 +220,18 @@ class KeyedStream:
         return self._stateful(operator, columns, operator.output_struct, initial, event_time=eventTimeColumnName)
 
     def _check_spark_processor(self, uid: str | None, given: object) -> None:
+        self._refuse_class(uid, given)
+        if isinstance(given, KeyedProcessor):
+            self._refuse(uid, "transform_with_state() was given a KeyedProcessor; call process()")
+        if isinstance(given, ArrowProcessor):
+            self._refuse(uid, "transform_with_state() was given an ArrowProcessor; call process_arrow()")
         if not isinstance(given, StatefulProcessor):
-            hint = ""
-            if isinstance(given, KeyedProcessor | ArrowProcessor):
-                hint = f"; call {'process()' if isinstance(given, KeyedProcessor) else 'process_arrow()'}"
-            self._refuse(
-                uid, f"transform_with_state() takes an instance of Spark's StatefulProcessor, not {given!r}{hint}"
-            )
+            self._refuse(uid, f"transform_with_state() takes an instance of Spark's StatefulProcessor, not {given!r}")
+
+    def _refuse_class(self, uid: str | None, given: object) -> None:
+        if isinstance(given, type):
+            name = given.__name__
+            self._refuse(uid, f"{name} is a class; pass an instance of it, for example {name}()")
 
     def _initial_rows(self, uid: str, given: GroupedData | DataFrame | None) -> DataFrame | None:
         from pyspark.sql import DataFrame, GroupedData

@@ -192,6 +192,16 @@ def test_frames_have_the_types_that_spark_gives_them() -> None:
         assert {row.more for row in made[2:]} == {"timer"}
 
 
+def test_a_timer_without_a_clock_names_the_parameter_of_spark() -> None:
+    with (
+        ProcessorHarness(Echo(), input_schema=KEYS, key="s", output_schema="text string, more string") as h,
+        pytest.raises(
+            StrandlineError, match=r'has no clock for timers; pass timeMode="ProcessingTime" or timeMode="Ev'
+        ),
+    ):
+        h.process([KEY])
+
+
 class Nested(Base):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         (row,) = rows

@@ -54,7 +54,8 @@ class ArrowProcessOperator(Operator):
     ) -> None:
         where = f"operator {uid!r}"
         if isinstance(processor, type):
-            raise JobDefinitionError(f"{where}: {processor.__name__} is a class; pass an instance of it")
+            name = processor.__name__
+            raise JobDefinitionError(f"{where}: {name} is a class; pass an instance of it, for example {name}()")
         if not callable(getattr(processor, "process", processor)):
             raise JobDefinitionError(
                 f'{where}: rows="arrow" takes an sl.ArrowProcessor or a function of a table and a context, not '

@@ -91,15 +91,24 @@ class SparkHandle(StatefulProcessorHandle):
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Call `handleExpiredTimer` for the current key at that time."""
-        self._context.register_timer(expiryTimestampMs)
+        self._clocked().register_timer(expiryTimestampMs)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         """Delete a timer of the current key."""
-        self._context.delete_timer(expiryTimestampMs)
+        self._clocked().delete_timer(expiryTimestampMs)
 
     def listTimers(self) -> Iterator[int]:
         """The times of the current key's timers."""
-        return iter(self._context.list_timers())
+        return iter(self._clocked().list_timers())
+
+    def _clocked(self) -> ProcessContext:
+        """The context, if the step has a clock for timers."""
+        if self._time_mode == "none":
+            raise StrandlineError(
+                f"operator {self._context._info.uid!r} has no clock for timers; pass "
+                'timeMode="ProcessingTime" or timeMode="EventTime" where the step is defined'
+            )
+        return self._context
 
     def deleteIfExists(self, stateName: str) -> None:
         """Delete a state of all keys. As in Spark, it may be called in `init` only."""

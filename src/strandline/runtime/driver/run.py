@@ -314,10 +314,17 @@ class Run:
             self._raise_if_failed()
             generation = self._generation
             if self.status is not RunStatus.RUNNING:
-                raise JobFailedError(f"job {self.name!r} does not run any more: it is {self.status}")
+                raise self._over()
             if generation is not None:
                 return generation
             time.sleep(0.05)  # the generation has just failed; the supervisor is about to change the status
+
+    def _over(self) -> JobFailedError:
+        """The error of a call that needs a run that has not ended."""
+        goes_on = "starts it again"
+        if self.status is not RunStatus.CANCELLED or self._config.on_cancel == "retain":
+            goes_on = "goes on from its newest completed checkpoint"
+        return JobFailedError(f"job {self.name!r} does not run any more: it is {self.status}; job.start() {goes_on}")
 
     def _raise_if_failed(self) -> None:
         if self.status is RunStatus.FAILED and self.error is not None:
@@ -375,7 +382,7 @@ class Run:
             if self._done.is_set() and not request.result.done():
                 self._rescale_request = None
                 self._raise_if_failed()
-                raise JobFailedError(f"job {self.name!r} does not run any more: it is {self.status}")
+                raise self._over()
 
     def savepoint(self, directory: str, format_: SavepointFormat) -> str:
         """Write a savepoint into a new folder in `directory`, and return the folder's path."""

@@ -1,0 +1,146 @@
+"""A job that is written wrongly is told so where it is written. No Spark session runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import LongType, StructField, StructType
+
+import strandline as sl
+from strandline.errors import ConfigError, JobDefinitionError, JobFailedError
+from strandline.job.arguments import read_schema
+from strandline.runtime.driver.run import Run
+
+OUTPUT = StructType([StructField("n", LongType())])
+
+
+def job(config: Any = None) -> sl.Job:
+    """A job without a Spark session: nothing here reads a DataFrame."""
+    return sl.Job("visits", cast(Any, object()), config or sl.Config(checkpoint_dir="ckpt"))
+
+
+def keyed() -> Any:
+    """A keyed stream of such a job, without a type: the calls below are wrong."""
+    return sl.KeyedStream(cast(sl.Stream, SimpleNamespace(_job=job(), schema=OUTPUT)), ("n",))
+
+
+class Keyed(sl.KeyedProcessor):
+    def process(self, key: Any, rows: Any, context: sl.ProcessContext) -> Iterator[Any]:
+        yield from rows
+
+
+class Tables(sl.ArrowProcessor):
+    def process(self, table: pa.Table, context: sl.ArrowContext) -> pa.Table:
+        return table
+
+
+class Stuck(StatefulProcessor):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        yield from rows
+
+    def close(self) -> None:
+        pass
+
+
+# --- the job -------------------------------------------------------------------------------------
+
+
+def test_a_mapping_is_no_config() -> None:
+    with pytest.raises(ConfigError, match=r"must be a sl\.Config, not dict; write .*sl\.Config\.from_mapping\(\{"):
+        job({"checkpoint_dir": "ckpt"})
+
+
+def test_a_job_in_one_line() -> None:
+    one = job()
+    assert repr(one) == "<Job 'visits': 0 stateful steps, 0 sinks>"
+    one._graph.operators.append(cast(Any, object()))
+    one._graph.sinks.append(cast(Any, object()))
+    assert repr(one) == "<Job 'visits': 1 stateful step, 1 sink>"
+
+
+# --- processors ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["process", "process_arrow", "transform_with_state"])
+@pytest.mark.parametrize("processor", [Keyed, Tables, Stuck])
+def test_a_class_is_not_an_instance(method: str, processor: type) -> None:
+    name = processor.__name__
+    with pytest.raises(
+        JobDefinitionError,
+        match=rf"^operator 'p': {name} is a class; pass an instance of it, for example {name}\(\)$",
+    ):
+        getattr(keyed(), method)(processor, OUTPUT, uid="p")
+
+
+@pytest.mark.parametrize(
+    ("processor", "message"),
+    [
+        (Keyed(), r"transform_with_state\(\) was given a KeyedProcessor; call process\(\)$"),
+        (Tables(), r"transform_with_state\(\) was given an ArrowProcessor; call process_arrow\(\)$"),
+        (len, r"takes an instance of Spark's StatefulProcessor, not <built-in function len>$"),
+    ],
+)
+def test_transform_with_state_names_the_method_for_another_processor(processor: object, message: str) -> None:
+    with pytest.raises(JobDefinitionError, match=message):
+        keyed().transform_with_state(processor, OUTPUT)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda k: k.transform_with_state(Stuck(), OUTPUT, timeMode="Sometimes"),
+            "timeMode='Sometimes'; it must be 'None', 'ProcessingTime' or 'EventTime'$",
+        ),
+        (
+            lambda k: k.process(Stuck(), OUTPUT, time_mode="sometimes"),
+            "time_mode='sometimes'; it must be none, processing or event$",
+        ),
+    ],
+)
+def test_a_wrong_time_mode_is_named_as_the_user_wrote_it(call: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(JobDefinitionError, match=message):
+        call(keyed())
+
+
+def test_an_output_schema_that_cannot_be_read_names_the_step_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_ddl: str) -> None:
+        raise ValueError(
+            "\n[PARSE_SYNTAX_ERROR] Syntax error at or near 'lnog'.\n\n== SQL ==\nJVM stacktrace:\n  at org"
+        )
+
+    monkeypatch.setattr(StructType, "fromDDL", refuse)
+    with pytest.raises(JobDefinitionError) as raised:
+        read_schema("visits", "n lnog")
+    message = str(raised.value)
+    assert message.startswith("operator 'visits': the output schema 'n lnog' cannot be read: [PARSE_SYNTAX_ERROR]")
+    assert "\n" not in message
+    assert "JVM" not in message
+    assert raised.value.__cause__ is None
+
+
+# --- a run that is over --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "on_cancel", "ending"),
+    [
+        ("stopped", "delete", "goes on from its newest completed checkpoint"),
+        ("cancelled", "retain", "goes on from its newest completed checkpoint"),
+        ("cancelled", "delete", "starts it again"),
+    ],
+)
+def test_a_call_after_the_end_says_how_to_go_on(status: str, on_cancel: str, ending: str) -> None:
+    config = sl.Config(checkpoint_dir="ckpt", on_cancel=on_cancel)
+    run = Run("visits", cast(Any, None), config, cast(Any, None), available_now=False)
+    run.status = sl.RunStatus(status)
+    with pytest.raises(JobFailedError, match=rf"it is {status}; job\.start\(\) {ending}$"):
+        run.trigger_checkpoint()

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,12 +74,14 @@ def facts_of(*arguments: str | Path, code: int = 0) -> Any:
 
 def test_version_prints_the_version_of_the_package() -> None:
     assert strandline_cli("version").stdout.strip() == strandline.__version__
+    assert strandline_cli("--version").stdout.strip() == strandline.__version__
 
 
 def test_help_names_every_command() -> None:
     text = strandline_cli("--help").stdout
     for command in ("demo", "bench", "checkpoints", "version"):
         assert command in text
+    assert " ".join(re.sub(r"[^\w()]+", " ", text).split()).count("(needs the repository)") == 2
 
 
 def test_an_error_is_one_message_without_a_traceback() -> None:
@@ -320,6 +323,26 @@ def test_verify_reads_an_object_store_through_a_scratch_folder(by_hand: Path) ->
     assert [(damage.path, damage.problem) for damage in found[0].damage] == [(PATHS.shared("b"), "is missing")]
 
 
+@pytest.mark.parametrize("command", ["ls", "show"])
+def test_the_folder_of_a_checkpoint_is_told_the_folder_of_its_job(by_hand: Path, command: str) -> None:
+    folder = by_hand / "visits"
+    for place in (folder / "chk-2", folder / "chk-2" / "_metadata"):
+        text = strandline_cli("checkpoints", command, place, code=1).stderr
+        assert f"give the job's folder and the id: strandline checkpoints show {folder} 2" in text
+
+
+def test_a_savepoint_has_its_own_command_which_shows_sizes_with_units(tmp_path: Path) -> None:
+    handle = FileHandle("state", 1_500, "crc32:00000000")
+    subtask = SubtaskState("count", 0, 0, 128, "rocksdb", False, (StateFile("state", "state", False, handle),))
+    metadata = checkpoint_metadata(1, operators=("count",), subtasks=(subtask,), kind="savepoint")
+    place = tmp_path / "savepoint-visits"
+    LocalStorage(str(place)).write("_metadata", encode(metadata))
+    for command in ("verify", "ls"):
+        text = strandline_cli("checkpoints", command, place, code=1).stderr
+        assert f"is a savepoint; see what it holds with: strandline savepoint {place}" in text
+    assert "1.5 kB" in strandline_cli("savepoint", place).stdout
+
+
 def test_gc_wants_to_be_told_whether_to_list_or_to_delete(by_hand: Path) -> None:
     for choice in ([], ["--dry-run", "--yes"]):
         text = strandline_cli("checkpoints", "gc", by_hand, *choice, code=1).stderr
@@ -347,6 +370,7 @@ def test_gc_lists_orphans_then_deletes_them(by_hand: Path) -> None:
     assert "1 orphans of 4 B deleted" in strandline_cli("checkpoints", "gc", by_hand, "--yes").stdout
     assert not (by_hand / orphan).exists()
     assert facts_of("checkpoints", "gc", by_hand, "--yes")["orphans"] == []
+    assert "no orphans\n" in strandline_cli("checkpoints", "gc", by_hand, "--dry-run").stdout
     assert not any(checkpoint["damage"] for checkpoint in facts_of("checkpoints", "verify", by_hand))
 
 
@@ -356,7 +380,7 @@ def test_gc_keeps_what_a_live_run_may_need_unless_it_takes_the_job_over(by_hand:
     kept = facts_of("checkpoints", "gc", by_hand, "--yes", "--min-age", "0")["kept"]
     assert kept["possibly_live"] == [PATHS.shared("new")]
     assert "--take-over" in strandline_cli("checkpoints", "gc", by_hand, "--dry-run").stdout
-    assert "younger than --min-age" in strandline_cli("checkpoints", "gc", by_hand, "--yes", "--take-over").stdout
+    assert "younger than --min-age 1h" in strandline_cli("checkpoints", "gc", by_hand, "--yes", "--take-over").stdout
     assert new.is_file()
     strandline_cli("checkpoints", "gc", by_hand, "--yes", "--take-over", "--min-age", "0s")
     assert not new.exists()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from strandline.admin.cli.options import Job, Json, Location, StorageOptions, print_json, storage_settings
-from strandline.errors import ConfigError
+from strandline.errors import CheckpointNotFoundError, ConfigError, StrandlineError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -27,9 +27,7 @@ app = typer.Typer(
 @app.command("ls")
 def list_checkpoints(location: Location, as_json: Json = False, storage_option: StorageOptions = None) -> None:
     """List the completed checkpoints that are retained."""
-    from strandline.admin.inspection import JobFolder
-
-    folders = JobFolder.find(location, storage_settings(storage_option))
+    folders = _jobs(location, storage_settings(storage_option))
     found = [(folder, folder.checkpoints()) for folder in folders]
     if as_json:
         print_json([facts.to_json() for _folder, checkpoints in found for facts in checkpoints])
@@ -85,7 +83,7 @@ def verify_checkpoints(
     if one is not None:
         verifications = [Verification(one[0].storage, one[0].job, one[1])]
     else:
-        verifications = [Verification(folder.storage, folder.job) for folder in JobFolder.find(location, settings)]
+        verifications = [Verification(folder.storage, folder.job) for folder in _jobs(location, settings)]
     found: list[Verified] = []
     with _progress() as bar:
         total = sum(handle.size for verification in verifications for handle in verification.handles)
@@ -148,13 +146,44 @@ def collect_garbage(
     if as_json:
         print_json(garbage_facts(garbage, deleted=yes))
     else:
-        print_garbage(folder, garbage, deleted=yes)
+        print_garbage(folder, garbage, min_age, deleted=yes)
+
+
+def _jobs(location: str, settings: dict[str, str]) -> list[JobFolder]:
+    """The jobs at `location`. The error for a checkpoint or a savepoint names the command for it."""
+    from strandline.admin.inspection import JobFolder
+
+    try:
+        return JobFolder.find(location, settings)
+    except CheckpointNotFoundError as error:
+        hint = _better_command(location, settings)
+        if hint is None:
+            raise
+        raise CheckpointNotFoundError(f"{location} {hint}") from error
+
+
+def _better_command(location: str, settings: dict[str, str]) -> str | None:
+    from strandline.storage import JobPaths
+
+    parts = JobPaths.split_checkpoint(location)
+    if parts is not None:
+        root, paths, number = parts
+        folder = location.rstrip("/").removesuffix("/_metadata").rpartition("/")[0] or f"{root}/{paths.job}"
+        return (
+            f"is the folder of one checkpoint; give the job's folder and the id: strandline checkpoints show {folder} "
+            f"{number}"
+        )
+    from strandline.runtime.driver.restore.savepoints import open_savepoint
+
+    try:
+        open_savepoint(location, settings)
+    except StrandlineError:
+        return None
+    return f"is a savepoint; see what it holds with: strandline savepoint {location}"
 
 
 def _one_job(location: str, job: str | None, storage_option: list[str] | None) -> JobFolder:
-    from strandline.admin.inspection import JobFolder
-
-    folders = JobFolder.find(location, storage_settings(storage_option))
+    folders = _jobs(location, storage_settings(storage_option))
     names = ", ".join(folder.job for folder in folders)
     chosen = [folder for folder in folders if job in (None, folder.job)]
     if len(chosen) != 1:

@@ -31,8 +31,17 @@ FORWARD: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "hel
 """Hands all arguments of a command on, `--help` among them, without reading them."""
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(strandline.__version__)
+        raise typer.Exit
+
+
 @app.callback()
 def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Options that go before every command."""
@@ -67,13 +76,13 @@ def version() -> None:
 
 @app.command(context_settings=FORWARD)
 def demo(context: typer.Context) -> None:
-    """Count a click stream per user, kill a slot in the middle, and compare the result with a batch computation."""
+    """Count clicks per user, kill a slot meanwhile, and compare with a batch computation (needs the repository)."""
     _hand_over("demo", "strandline_bench.demo.cli", context.args)
 
 
 @app.command(context_settings=FORWARD)
 def bench(context: typer.Context) -> None:
-    """Measure, and check that what was measured is right."""
+    """Measure, and check that what was measured is right (needs the repository)."""
     _hand_over("bench", "strandline_bench.cli", context.args)
 
 

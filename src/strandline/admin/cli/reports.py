@@ -24,9 +24,8 @@ def print_verified(location: str, found: list[Verified]) -> None:
     for checkpoint in found:
         mark = ("✖ ", "bold red") if checkpoint.damage else ("✔ ", "bold green")
         bad = f", {len(checkpoint.damage)} damaged or missing" if checkpoint.damage else ", all whole"
-        text = (
-            f"checkpoint {checkpoint.id} of job {checkpoint.job}: {checkpoint.files} files, {_bytes(checkpoint.bytes)}"
-        )
+        size = size_text(checkpoint.bytes)
+        text = f"checkpoint {checkpoint.id} of job {checkpoint.job}: {checkpoint.files} files, {size}"
         console.print(Text.assemble(mark, text, bad), soft_wrap=True, highlight=False)
         for damage in checkpoint.damage:
             whose = f" (operator {damage.operator}, subtask {damage.subtask})" if damage.operator is not None else ""
@@ -53,7 +52,7 @@ def garbage_facts(garbage: Garbage, deleted: bool) -> dict[str, Any]:
     }
 
 
-def print_garbage(folder: JobFolder, garbage: Garbage, deleted: bool) -> None:
+def print_garbage(folder: JobFolder, garbage: Garbage, min_age: str, deleted: bool) -> None:
     console = Console()
     files = garbage.files
 
@@ -62,9 +61,12 @@ def print_garbage(folder: JobFolder, garbage: Garbage, deleted: bool) -> None:
 
     say(Text.assemble((f"job {folder.job}", "bold"), f" in {folder.path}"))
     for file in files.orphans:
-        say(Text(f"  {_time(file.modified)}  {_bytes(file.size):>9}  {file.path}"))
-    size = _bytes(sum(file.size for file in files.orphans))
-    say(f"{len(files.orphans)} orphans of {size} {'deleted' if deleted else 'found; --yes deletes them'}")
+        say(Text(f"  {_time(file.modified)}  {size_text(file.size):>9}  {file.path}"))
+    if files.orphans:
+        size = size_text(sum(file.size for file in files.orphans))
+        say(f"{len(files.orphans)} orphans of {size} {'deleted' if deleted else 'found; --yes deletes them'}")
+    else:
+        say("no orphans")
     if files.live:
         by = f" by {garbage.owner}" if garbage.owner else ""
         say(
@@ -72,7 +74,7 @@ def print_garbage(folder: JobFolder, garbage: Garbage, deleted: bool) -> None:
             "ended, add --take-over"
         )
     if files.young:
-        say(f"{len(files.young)} files kept that are younger than --min-age")
+        say(f"{len(files.young)} files kept that are younger than --min-age {min_age}")
     if files.numbers:
         say(f"{len(files.numbers)} _metadata kept until a checkpoint with a higher number has completed")
 
@@ -101,7 +103,7 @@ def print_list(folder: JobFolder, found: list[CheckpointFacts]) -> None:
             str(facts.generation),
             _time(facts.time or 0.0),
             str(facts.files),
-            _bytes(facts.full_bytes or 0),
+            size_text(facts.full_bytes or 0),
             f"{place} newest" if facts.latest else place,
         )
     console.print(table)
@@ -117,7 +119,7 @@ def print_details(details: dict[str, Any]) -> None:
         ("checkpoint", f"{details['id']} of job {details['job']}"),
         ("path", details["path"]),
         ("completed", f"{_time(details['time'])} UTC, generation {details['generation']}, batch {details['batch']}"),
-        ("state", f"{_bytes(details['full_bytes'])} in {details['files']} files"),
+        ("state", f"{size_text(details['full_bytes'])} in {details['files']} files"),
         ("parallelism", f"{details['parallelism']} of at most {details['max_parallelism']}"),
         ("published", f"{details['sink_rows']:,} rows in {details['sink_files']} files"),
     ):
@@ -136,7 +138,7 @@ def print_details(details: dict[str, Any]) -> None:
             subtask["backend"],
             str(len(subtask["files"])),
             str(sum(file["shared"] for file in subtask["files"])),
-            _bytes(subtask["full_bytes"]),
+            size_text(subtask["full_bytes"]),
         )
     console.print(table)
 
@@ -145,7 +147,8 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _bytes(count: int) -> str:
+def size_text(count: int) -> str:
+    """A number of bytes in the largest unit that fits."""
     for unit, limit in (("B", 1e3), ("kB", 1e6), ("MB", 1e9)):
         if count < limit:
             return f"{count} B" if unit == "B" else f"{count / limit * 1e3:.1f} {unit}"

@@ -35,6 +35,8 @@ def savepoint(
     from rich.console import Console
     from rich.table import Table
 
+    from strandline.admin.cli.reports import size_text
+
     console = Console()
     if dispose:
         console.print(f"Savepoint disposed: {facts['path']} ({facts['disposed_files']} files)", soft_wrap=True)
@@ -47,10 +49,10 @@ def savepoint(
         soft_wrap=True,
         highlight=False,
     )
-    table = Table("step", "MB")
+    table = Table("step", "size")
     table.columns[1].justify = "right"
     for operator, size in facts["operators"].items():
-        table.add_row(operator, f"{size / 1e6:,.1f}")
+        table.add_row(operator, size_text(size))
     console.print(table)
 
 

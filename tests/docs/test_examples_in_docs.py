@@ -140,7 +140,6 @@ def visits_are_counted() -> None:
 
 
 SET_UP: dict[str, Callable[[Names], None]] = {
-    "README.md": clicks,
     "docs/operations.md": two_checkpoints_of_visits,
     GUIDE: inputs_of_the_guide,
 }

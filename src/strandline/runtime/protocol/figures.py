@@ -24,7 +24,7 @@ class ChangelogFigures(Facts, frozen=True):
         wait_ms: How long batches have waited for their segments to become durable.
         upload_requests: Uploads of segments.
         upload_attempts: Attempts of these uploads. More attempts than requests mean that uploads were slow or failed.
-        upload_failures: Attempts that failed.
+        upload_failures: Uploads that were given up after all their attempts.
         upload_bytes: Bytes of segments that were uploaded.
         behind_bytes: Bytes of committed segments that are not durable yet, because uploads fail.
         segments: Segments since the last materialization.

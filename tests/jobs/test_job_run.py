@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,15 @@ def test_a_wrong_call_in_user_code_ends_the_run_at_once(place: Place) -> None:
     with pytest.raises(UserCodeError, match="has no clock for timers"):
         run.await_termination(timeout=60)
     assert (run.figures().restarts, run.figures().rounds_repeated) == (0, 0)
+
+
+def test_an_exit_in_a_sinks_function_fails_the_run_instead_of_hanging_it(place: Place) -> None:
+    place.write(ROWS[0])
+    job = place.job(restart_strategy="none")
+    job.source(place.source()).sink(sl.ForeachBatchSink(lambda _rows, _batch: sys.exit("from the sink")))
+    run = job.start()
+    with pytest.raises(UserCodeError, match="from the sink"):
+        run.await_termination(timeout=60)
 
 
 def test_a_run_that_fails_in_its_block_raises_its_own_error_once(place: Place) -> None:

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,12 +21,21 @@ import pytest
 
 from strandline.checkpoint.metadata import SubtaskState
 from strandline.checkpoint.pending import SubtaskAck
-from strandline.errors import AuthenticationError, DamagedFileError, SlotLostError, StaleAttemptError, StrandlineError
+from strandline.errors import (
+    AuthenticationError,
+    DamagedFileError,
+    SlotLostError,
+    StaleAttemptError,
+    StrandlineError,
+    UserCodeError,
+)
 from strandline.operators.aggregate.aggregate_operator import AggregateOperator
 from strandline.operators.aggregate.functions import count
 from strandline.operators.aggregate.functions import sum as sum_of
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN
+from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.opening import pickle_operator
+from strandline.runtime.driver.rocksdb_factory import pickle_factory
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.calls import NOTHING, Nothing
 from strandline.runtime.protocol.coordinator_calls import (
@@ -86,6 +96,21 @@ OPERATORS = [OperatorSpec(UID, pickle_operator(TOTALS))]
 Rows = list[tuple[str, int]]
 
 
+def run_info(run_id: str, coordinator: Address, root: Path) -> RunInfo:
+    return RunInfo(
+        JOB,
+        run_id,
+        SECRET,
+        coordinator,
+        str(root / "local"),
+        "127.0.0.1",
+        HEARTBEAT_TIMEOUT,
+        StorageSettings(str(root / "durable"), {}),
+        [],
+        upload_settings(),
+    )
+
+
 class Driver(CoordinatorCalls):
     """A coordinator without a query: it listens, and remembers what it was told."""
 
@@ -108,18 +133,7 @@ class Driver(CoordinatorCalls):
             bind_host="127.0.0.1",
             unix_path=str(socket_folder(run_id) / "c.sock"),
         )
-        self.run = RunInfo(
-            JOB,
-            run_id,
-            SECRET,
-            self.server.address,
-            str(root / "local"),
-            "127.0.0.1",
-            HEARTBEAT_TIMEOUT,
-            StorageSettings(str(root / "durable"), {}),
-            [],
-            upload_settings(),
-        )
+        self.run = run_info(run_id, self.server.address, root)
         self.durable = root / "durable"
         self.local = run_folder(self.run.local_dir, JOB, run_id)
 
@@ -401,3 +415,72 @@ def test_a_checkpoint_file_that_is_damaged_or_missing_is_named(driver: Driver) -
     path.write_bytes(content)
     restored(6)
     assert driver.statuses().values[0].committed == {UID: B0}
+
+
+def test_a_discard_that_is_repeated_or_late_drops_nothing_of_its_round_or_a_later_one(driver: Driver) -> None:
+    driver.start_manager()
+    slots = driver.start(driver.spec(0), driver.spec(1))
+    second = ForSlots([0, 1], BatchRound(B0, 2))
+    assert driver.manager.discard(second).failures == {}
+    assert send(slots[0], 0, B0, [("a", 1), ("a", 2)], round_=2) == [("a", 2, 3)]
+    for late in (second, ForSlots([0, 1], BatchRound(B0, 1))):
+        driver.manager.discard(late)
+        assert driver.statuses().values[0].prepared == {UID: (B0, 2)}
+    with pytest.raises(StaleAttemptError, match="round 1 is over"):
+        send(slots[0], 0, B0, [("a", 1)], round_=1)
+    driver.prepare_empty(B0, 2)
+    driver.commit(B0)
+    assert send(slots[0], 0, B1, [("a", 10)]) == [("a", 3, 13)]
+
+
+def test_a_slot_that_is_asked_for_late_does_not_replace_a_later_one(driver: Driver) -> None:
+    driver.start_manager()
+    driver.start(driver.spec(0, 3), driver.spec(1))
+    before = driver.slot_pids()
+    for incarnation in (2, 3):
+        with pytest.raises(StaleAttemptError, match=f"incarnation {incarnation} of generation 1 is not later"):
+            driver.start(driver.spec(0, incarnation))
+    assert driver.slot_pids() == before
+    assert driver.statuses().values[0].incarnation == 3
+
+
+def test_an_error_with_a_long_text_arrives_whole(driver: Driver) -> None:
+    def fail_at_length(_options: Any, _info: Any) -> None:
+        raise ValueError("a long explanation " * 5000)
+
+    driver.start_manager()
+    spec = driver.spec(0)
+    backend = msgspec.structs.replace(spec.backend, rocksdb_factory=pickle_factory(fail_at_length))
+    with pytest.raises(UserCodeError) as caught:
+        driver.start(msgspec.structs.replace(spec, backend=backend))
+    assert str(caught.value).count("a long explanation") >= 5000
+
+
+def test_a_task_manager_that_refuses_old_news_is_not_forgotten(tmp_path: Path) -> None:
+    run_id = uuid.uuid4().hex
+
+    def info(coordinator: Address) -> RunInfo:
+        return run_info(run_id, coordinator, tmp_path)
+
+    cluster = Cluster(
+        SimpleNamespace(),  # type: ignore[arg-type]  # nothing is asked of Spark here
+        info,
+        run_id=run_id,
+        secret=SECRET,
+        bind_host="127.0.0.1",
+        advertise_host="127.0.0.1",
+    )
+    try:
+        identity = ensure_task_manager(cluster.run)
+        manager = cluster._managers.get(identity)
+        assert manager is not None
+        # Generation 2 has begun there, and the driver still tells of an abort in generation 0.
+        backend = BackendSettings("heap", 16 << 20, 1 << 20, True, "none")
+        spec = SlotSpec(cluster.run, 2, 0, 1, 1, GROUPS, backend, OPERATORS, [], -1, -1)
+        newer = TaskManagerClient(manager.client.address, SECRET, run_id, lambda: 2)
+        newer.start_slots(StartSlots([spec], use_copies=False))
+        cluster.checkpoint_aborted(7)
+        assert identity in cluster._managers
+    finally:
+        cluster.close()
+        shutil.rmtree(socket_folder(run_id), ignore_errors=True)

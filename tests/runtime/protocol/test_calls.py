@@ -126,6 +126,8 @@ class Process(Calls):
 
     def fail(self, request: Text) -> None:
         self.calls.append("fail")
+        if request.value not in vars(errors):
+            raise errors.SchemaError(request.value.encode().decode("unicode_escape"))
         raise getattr(errors, request.value)(f"subtask 3: {request.value} äöü\nsecond line")
 
     def crash(self, request: Nothing) -> None:
@@ -146,6 +148,8 @@ class Process(Calls):
         self.calls.append("exchange")
         if command == b"fail":
             raise errors.UserCodeError("the user's own fault")
+        if command == b"fail at length":
+            raise errors.UserCodeError("x" * 100_000)
         writer.begin(ROWS.schema)
         for chunk in reader:
             writer.write_batch(chunk.data)
@@ -449,3 +453,12 @@ def test_every_call_declares_its_terms_and_has_a_client_method(calls: type, clie
         assert name in vars(client)
         request_decoder(method)  # its request and response can be decoded
         assert get_type_hints(method).keys() == {"request", "return"}
+
+
+def test_a_text_that_utf8_cannot_hold_arrives_with_the_rest(process: Process) -> None:
+    client = client_of(process.server.address)
+    with pytest.raises(errors.SchemaError, match=r"^before \\udc80 after$"):
+        client.fail(Text(r"before \udc80 after"))
+    with pytest.raises(errors.UserCodeError, match=r"^x{4000}$"):
+        give_and_take(client, b"fail at length")
+    client.close()

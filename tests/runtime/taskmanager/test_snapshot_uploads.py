@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, Su
 from strandline.storage.local import LocalStorage
 from tests.examples import examples
 from tests.runtime.taskmanager.changelog.host import upload_settings
+from tests.waiting import wait_until
 
 SUBTASKS = 3
 SMALL = 100
@@ -209,4 +212,33 @@ def test_an_upload_that_is_given_up_ends_early_and_leaves_nothing(tmp_path: Path
     with pytest.raises(CheckpointError, match="checkpoint 1 was given up"):
         uploader.upload(1, [snapshot(tmp_path / "slot", {f"{n}.sst": 10 for n in range(20)})])
     assert list(storage.list()) == []
+    uploader.close()
+
+
+def test_an_upload_of_the_generation_before_leaves_the_next_ones_records_alone(tmp_path: Path) -> None:
+    """Checkpoint ids may repeat between generations, and an upload may hang in storage for long."""
+    gates = {"before": threading.Event(), "after": threading.Event()}
+    hanging: list[str] = []
+
+    class Hangs(LocalStorage):
+        def upload(self, source: Path, path: str) -> None:
+            hanging.append(source.parent.name)
+            assert gates[source.parent.name].wait(30)
+            super().upload(source, path)
+
+    storage = Hangs(str(tmp_path / "durable"))
+    uploader = SnapshotUploader(storage, "visits", upload_settings(small_bytes=0))
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(uploader.upload, 7, [snapshot(tmp_path / "before", {"1.sst": 10})])
+        wait_until(lambda: hanging == ["before"])
+        uploader.begin_generation()
+        second = pool.submit(uploader.upload, 7, [snapshot(tmp_path / "after", {"2.sst": 10})])
+        wait_until(lambda: hanging == ["before", "after"])
+        gates["before"].set()
+        with pytest.raises(CheckpointError, match="checkpoint 7 was given up"):
+            first.result()
+        gates["after"].set()
+        (ack,) = second.result()
+    assert [handle.path for handle in ack.uploaded] == [file.path for file in storage.list()]
+    assert uploader.identities() == {"id-0/2.sst"}
     uploader.close()

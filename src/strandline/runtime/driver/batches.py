@@ -288,7 +288,7 @@ class BatchFunction:
             selected = select(rows)
             try:
                 function(selected, batch)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # `sys.exit` would end Spark's callback thread and hang the query
                 if _is_spark_failure(error):
                     raise
                 text = "".join(traceback.format_exception(error.__cause__ or error))

@@ -411,10 +411,12 @@ class Cluster(CoordinatorCalls):
     def _tell(self, method: Callable[[TaskManagerClient, Asked], None], news: Asked) -> None:
         """Tell all task managers. One that does not answer is forgotten if no slot is there, else found lost later."""
         for identity, answer in self._managers.ask(self._managers, method, news):
-            if isinstance(answer, StrandlineError):
-                log.warning("job %s: %s: %s", self.run.job, identity, answer)
-                if all(place.manager != identity for place in list(self._places.values())):
-                    self._managers.forget(identity)
+            if not isinstance(answer, StrandlineError):
+                continue
+            log.warning("job %s: %s: %s", self.run.job, identity, answer)
+            silent = isinstance(answer, SlotLostError)  # any other error is an answer, such as a refusal of old news
+            if silent and all(place.manager != identity for place in list(self._places.values())):
+                self._managers.forget(identity)
 
     def close(self) -> None:
         """End all slots and task managers."""

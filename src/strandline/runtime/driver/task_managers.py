@@ -99,7 +99,10 @@ class TaskManagers:
             except StrandlineError as error:
                 return error
 
-        return list(self._pool.map(one, requests))
+        try:
+            return list(self._pool.map(one, requests))
+        except RuntimeError:  # the pool is shut down
+            return [SlotLostError("the run has ended") for _identity in requests]
 
     def ask_slots(
         self,

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, Generic, TypeVar, get_type_hints
+from typing import Any, Final, Generic, TypeVar, cast, get_type_hints
 
 import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from strandline.runtime.protocol.address import Address
-from strandline.runtime.protocol.failures import translate
+from strandline.runtime.protocol.failures import Failure, translate
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -56,6 +56,13 @@ class Envelope(msgspec.Struct, Generic[Request], frozen=True, array_like=True):
     run_id: str
     generation: int
     request: Request
+
+
+class Reply(msgspec.Struct, Generic[Response], frozen=True, array_like=True):
+    """A response, or the failure of the call. A failure in Flight's own form could not hold a long text."""
+
+    response: Response | None = None
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +113,9 @@ def request_decoder(method: Callable[..., Any]) -> msgspec.msgpack.Decoder[Envel
 
 
 @cache
-def _response_decoder(method: Callable[..., Any]) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(get_type_hints(method)["return"])
+def _reply_decoder(method: Callable[..., Any]) -> msgspec.msgpack.Decoder[Reply[Any]]:
+    response = get_type_hints(method)["return"]
+    return msgspec.msgpack.Decoder(Reply[response])  # type: ignore[valid-type]  # known only at run time
 
 
 class Client:
@@ -140,8 +148,10 @@ class Client:
                     time.sleep(PAUSE)
                     continue
                 raise translate(error, f"{method.__name__} at {self.address.host}:{self.address.port}") from error
-            answer: Response = _response_decoder(method).decode(result.body.to_pybytes())
-            return answer
+            reply = _reply_decoder(method).decode(result.body.to_pybytes())
+            if reply.failure is not None:
+                raise reply.failure.error()
+            return cast("Response", reply.response)
 
     def exchange(self, command: bytes) -> tuple[Any, Any]:
         """A writer and a reader for one exchange of rows."""

@@ -8,6 +8,9 @@ import pyarrow.flight as flight
 from strandline import errors
 from strandline.errors import SlotLostError, StrandlineError
 
+_FLIGHT_BYTES = 4000
+"""How much of a text Flight carries."""
+
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
     """An error as a message."""
@@ -20,8 +23,8 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     def of(cls, error: BaseException) -> Failure:
         """The message for `error`. An exception that is not ours arrives as `StrandlineError` and names its class."""
         if isinstance(error, StrandlineError):
-            return cls(type(error).__name__, str(error))
-        return cls(StrandlineError.__name__, f"{type(error).__name__}: {error}")
+            return cls(type(error).__name__, _encodable(str(error)))
+        return cls(StrandlineError.__name__, _encodable(f"{type(error).__name__}: {error}"))
 
     def error(self) -> StrandlineError:
         """The error, to be raised here. A class that this release does not know becomes `StrandlineError`."""
@@ -43,6 +46,16 @@ def translate(error: Exception, what: str) -> StrandlineError:
 
 
 def flight_error(error: BaseException) -> Exception:
-    """`error` in the form in which Flight carries it to the caller."""
-    carried: Exception = flight.FlightServerError(str(error), extra_info=msgspec.msgpack.encode(Failure.of(error)))
+    """`error` in the form in which Flight carries it to the caller, with at most the first part of a long text.
+
+    gRPC sends it as metadata, and drops the whole error if that is larger than 8 kB.
+    """
+    failure = Failure.of(error)
+    short = Failure(failure.kind, failure.text.encode()[:_FLIGHT_BYTES].decode(errors="ignore"))
+    carried: Exception = flight.FlightServerError(failure.kind, extra_info=msgspec.msgpack.encode(short))
     return carried
+
+
+def _encodable(text: str) -> str:
+    """`text` without lone surrogates, which UTF-8 cannot hold."""
+    return text.encode("utf-8", "backslashreplace").decode()

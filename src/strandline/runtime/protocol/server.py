@@ -13,8 +13,8 @@ import pyarrow.flight as flight
 
 from strandline.errors import StaleAttemptError, StrandlineError
 from strandline.runtime.protocol.address import Address, host_identity
-from strandline.runtime.protocol.calls import SECRET_HEADER, declared_calls, request_decoder, terms_of
-from strandline.runtime.protocol.failures import flight_error
+from strandline.runtime.protocol.calls import SECRET_HEADER, Reply, declared_calls, request_decoder, terms_of
+from strandline.runtime.protocol.failures import Failure, flight_error
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +39,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         self._server = server
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
-        try:
-            return [self._server.answer(action.type, action.body.to_pybytes())]
-        except Exception as error:
-            if not isinstance(error, StrandlineError):
-                log.exception("call %s failed", action.type)
-            raise flight_error(error) from error
+        return [self._server.answer(action.type, action.body.to_pybytes())]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         try:
@@ -85,7 +80,15 @@ class Server:
         self.address = Address(host_identity(), unix_path, advertise_host or bind_host, self._tcp.port)
 
     def answer(self, name: str, body: bytes) -> bytes:
-        """The encoded response to an encoded request. Raises what the call raises."""
+        """The encoded reply to an encoded request."""
+        try:
+            return msgspec.msgpack.encode(Reply(self._response(name, body)))
+        except Exception as error:
+            if not isinstance(error, StrandlineError):
+                log.exception("call %s failed", name)
+            return msgspec.msgpack.encode(Reply(failure=Failure.of(error)))
+
+    def _response(self, name: str, body: bytes) -> Any:
         if name not in self._calls:
             raise StrandlineError(f"unknown call {name!r}")
         declared, method = self._calls[name]
@@ -96,7 +99,7 @@ class Server:
             raise StaleAttemptError(
                 f"{name}: the caller is of generation {envelope.generation}, but generation {current} has begun"
             )
-        return msgspec.msgpack.encode(method(envelope.request))
+        return method(envelope.request)
 
     def exchange(self, context: Any, command: bytes, reader: Any, writer: Any) -> None:
         """Serves one exchange of rows."""

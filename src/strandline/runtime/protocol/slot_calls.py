@@ -123,6 +123,11 @@ class SlotCalls(ABC):
     def status(self, request: Nothing) -> SlotStatus:
         """Where the slot stands."""
 
+    @call(deadline=LONG, repeatable=True)
+    @abstractmethod
+    def status_when_free(self, request: Nothing) -> SlotStatus:
+        """Where the slot stands; a slot that is busy with a barrier or a commit answers later."""
+
     @call(deadline=QUICK, repeatable=True)
     @abstractmethod
     def figures(self, request: Nothing) -> SlotFigures:
@@ -179,6 +184,9 @@ class SlotClient(Client, SlotCalls):
 
     def status(self, request: Nothing) -> SlotStatus:
         return self.carry_out(SlotCalls.status, request)
+
+    def status_when_free(self, request: Nothing) -> SlotStatus:
+        return self.carry_out(SlotCalls.status_when_free, request)
 
     def figures(self, request: Nothing) -> SlotFigures:
         return self.carry_out(SlotCalls.figures, request)

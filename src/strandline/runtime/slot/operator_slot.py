@@ -190,13 +190,17 @@ class OperatorSlot:
             self.rows += batch.num_rows
             yield batch
 
-    def discard(self) -> None:
-        """Drop what was prepared. An attempt that runs at this moment is refused as stale when it ends."""
+    def discard(self, begun: tuple[int, int] | None = None) -> None:
+        """Drop what was prepared before the round `begun`; None: whatever is prepared.
+
+        An attempt that runs at this moment is refused as stale when it ends.
+        """
         if not self._busy.acquire(blocking=False):
             return
         try:
-            if self._prepared is not None:
-                self._prepared.discard()
+            held = self._prepared
+            if held is not None and (begun is None or (held.batch, held.round) < begun):
+                held.discard()
                 self._prepared = None
         finally:
             self._busy.release()

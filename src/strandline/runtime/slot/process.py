@@ -158,6 +158,9 @@ class Slot(SlotCalls):
             failure=self._failure,
         )
 
+    def status_when_free(self, request: Nothing) -> SlotStatus:
+        return self.status(request)
+
     def figures(self, request: Nothing) -> SlotFigures:
         operators = {uid: op.figures() for uid, op in self.operators.items()}
         if self._memory is not None:
@@ -184,10 +187,13 @@ class Slot(SlotCalls):
                 raise StrandlineError(f"operator {uid} gave {output.rows} rows for a batch without input")
 
     def discard(self, request: BatchRound) -> None:
-        self._floor = (request.batch, request.round)
+        begun = (request.batch, request.round)
+        if begun <= self._floor:
+            return  # the call was repeated, or comes late
+        self._floor = begun
         self._failure = None
         for op in self.operators.values():
-            op.discard()
+            op.discard(begun)
 
     def commit(self, request: Commit) -> NextTimers:
         timers: NextTimers = {}

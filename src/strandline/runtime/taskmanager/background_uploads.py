@@ -58,9 +58,11 @@ class BackgroundUploads:
             try:
                 for ack in work():
                     self._coordinator.acknowledge(Acknowledgement(generation, checkpoint_id, ack))
-            except (StrandlineError, OSError) as error:
-                log.warning("checkpoint %d: %s", checkpoint_id, error)
-                reason = f"task manager {self._identity}: {error}"
+            except Exception as error:  # whatever it is, the checkpoint cannot complete
+                unknown = not isinstance(error, (StrandlineError, OSError))
+                log.warning("checkpoint %d: %s", checkpoint_id, error, exc_info=unknown)
+                what = f"{type(error).__name__}: {error}" if unknown else str(error)
+                reason = f"task manager {self._identity}: {what}"
                 self._coordinator.decline(Decline(generation, checkpoint_id, reason, isinstance(error, SlotLostError)))
         except StrandlineError as error:
             # The driver cannot be reached: the checkpoint times out there.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from strandline.errors import StorageError
 from strandline.storage import Storage
 from strandline.storage.external import delete_files
 
@@ -18,5 +17,5 @@ def delete_unneeded(storage: Storage, paths: Collection[str]) -> None:
         return
     try:
         delete_files(storage, paths)
-    except StorageError as error:
+    except Exception as error:  # noqa: BLE001  # also what a storage plugin raises: nobody waits for a deletion
         log.warning("cannot delete %d files that nobody needs, %s among them: %s", len(paths), min(paths), error)

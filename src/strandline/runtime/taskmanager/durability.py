@@ -96,8 +96,12 @@ class SnapshotDurability(Durability):
         self._uploader = uploader
         self._background = background
         self._copies = copies
+        self._generation = 0
 
     def slot_starting(self, spec: SlotSpec) -> None:
+        if spec.generation > self._generation:
+            self._generation = spec.generation
+            self._uploader.begin_generation()
         for operator in spec.operators:
             states = [state for state in spec.restore if state.operator == operator.uid]
             self._uploader.start_from((operator.uid, spec.index), states, spec.restore_owned)
@@ -173,13 +177,14 @@ class ChangelogDurability(Durability):
 
     def barrier(self, checkpoint_id: int) -> SlotAnswers[list[SubtaskAck]]:
         acks: dict[int, list[SubtaskAck]] = {slot.spec.index: [] for slot in self._slots.all()}
+        generation = self._slots.generation
         barrier = self._changelog.barrier(checkpoint_id)
         if barrier.durable:
             for ack in self._changelog.acknowledge(barrier):
                 acks.setdefault(ack.state.subtask, []).append(ack)
         else:
             late = partial(self._changelog.acknowledge, barrier)
-            self._background.start_report(self._slots.generation, checkpoint_id, late)
+            self._background.start_report(generation, checkpoint_id, late)
         return SlotAnswers(acks, {})
 
     def completed(self, checkpoint_id: int, replaced: dict[str, FileHandle]) -> None:

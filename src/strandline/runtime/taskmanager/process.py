@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from strandline.checkpoint.pending import SubtaskAck
-from strandline.errors import StrandlineError
+from strandline.errors import StaleAttemptError, StrandlineError
 from strandline.runtime.protocol.address import own_host
 from strandline.runtime.protocol.calls import NOTHING, Nothing
 from strandline.runtime.protocol.coordinator_calls import HEARTBEAT_EVERY, CoordinatorClient, Heartbeat, Registration
@@ -110,6 +110,8 @@ class TaskManager(TaskManagerCalls):
         self._slots.generation = max([self._slots.generation, *(spec.generation for spec in specs)])
         with self._changing:
             for spec in specs:
+                self._refuse_older(spec)
+            for spec in specs:
                 self._slots.end(spec.index)
                 self._durability.slot_starting(spec)
             self._clear_old_generations(specs)
@@ -123,6 +125,18 @@ class TaskManager(TaskManagerCalls):
             for slot in outcomes
             if isinstance(slot, SlotProcess)
         }
+
+    def _refuse_older(self, spec: SlotSpec) -> None:
+        """Raises `StaleAttemptError` if a later incarnation of the slot runs already: the call was delayed."""
+        running = self._slots.get(spec.index)
+        if running is None:
+            return
+        given, known = ((one.generation, one.incarnation) for one in (spec, running.spec))
+        if given <= known:
+            raise StaleAttemptError(
+                f"slot {spec.index} of job {self.run.job}: incarnation {given[1]} of generation {given[0]} is not "
+                f"later than the running one, {known[1]} of generation {known[0]}"
+            )
 
     def _start(self, spec: SlotSpec) -> SlotProcess | StrandlineError:
         """Start a slot. An error is returned, so that the other slots come up all the same."""
@@ -160,7 +174,7 @@ class TaskManager(TaskManagerCalls):
         self._durability.sealed(request)
 
     def collect_prepared(self, request: ForSlots[BatchRound]) -> SlotAnswers[PreparedSlot]:
-        statuses = self._slots.call(request.slots, SlotClient.status, NOTHING)
+        statuses = self._slots.call(request.slots, SlotClient.status_when_free, NOTHING)
         prepared = {index: PreparedSlot(status, {}) for index, status in statuses.values.items()}
         wanted = (request.request.batch, request.request.round)
         sealed = [

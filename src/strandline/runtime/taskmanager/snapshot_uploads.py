@@ -153,8 +153,12 @@ class SnapshotUploader:
         upload = self._running[checkpoint_id] = _Upload(checkpoint_id, lasting)
         try:
             self._store_all(upload, snapshots, files)
+            if upload.given_up:
+                delete_unneeded(self._storage, upload.begun)
+                raise _given_up(checkpoint_id)
         finally:
-            del self._running[checkpoint_id]
+            if self._running.get(checkpoint_id) is upload:
+                del self._running[checkpoint_id]
         return [
             self._acknowledged(checkpoint_id, snapshot, own, started)
             for snapshot, own in zip(snapshots, files, strict=True)
@@ -240,7 +244,7 @@ class SnapshotUploader:
     def _store(self, upload: _Upload, files: list[_File]) -> None:
         """Upload one file as it is, or several files as a pack."""
         if upload.given_up:
-            raise CheckpointError(f"checkpoint {upload.checkpoint_id} was given up while it was uploaded")
+            raise _given_up(upload.checkpoint_id)
         unique = f"{uuid.uuid4().hex}-{files[0].name if len(files) == 1 else 'group'}"
         lasting = upload.lasting or len(files) > 1 or files[0].shared
         path = self._paths.shared(unique) if lasting else self._paths.exclusive(upload.checkpoint_id, unique)
@@ -277,5 +281,14 @@ class SnapshotUploader:
         self._pending.pop(checkpoint_id, None)
         self._named.pop(checkpoint_id, None)
 
+    def begin_generation(self) -> None:
+        """Give up every checkpoint that is under way: the next generation may use their ids again."""
+        for checkpoint_id in {*self._pending, *self._running}:
+            self.aborted(checkpoint_id)
+
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _given_up(checkpoint_id: int) -> CheckpointError:
+    return CheckpointError(f"checkpoint {checkpoint_id} was given up while it was uploaded")

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -764,3 +764,44 @@ def test_the_job_has_one_folder(world: World) -> None:
     host.batch(1, {S0: {A0: b"1"}})
     host.changelog.materializer.materialize(0)
     assert all(path.startswith(f"{JOB}/shared/") for path in world.stored())
+
+
+class OddStorage(LocalStorage):
+    """A storage plugin that raises what its library raises."""
+
+    broken = False
+
+    def _fail_if_broken(self) -> None:
+        if self.broken:
+            raise ValueError("an error of the library")
+
+    def upload(self, source: Path, path: str) -> None:
+        self._fail_if_broken()
+        super().upload(source, path)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._fail_if_broken()
+        super().write(path, data)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._fail_if_broken()
+        super().create(path, data)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        self._fail_if_broken()
+        super().delete(paths)
+
+
+def test_a_storage_that_raises_an_error_of_another_kind_does_not_end_the_threads(tmp_path: Path) -> None:
+    storage = OddStorage(str(tmp_path / "durable"))
+    host = Host(run_info(tmp_path, storage, changelog_settings()), storage, tuning=QUICK)
+    try:
+        host.start(slot_spec(host.run, 0), slot_spec(host.run, 1))
+        host.batch(1, {S0: {A0: b"1"}})
+        storage.broken = True
+        assert host.batch(2, {S0: {A0: b"2"}})[S0] == SegmentUpload(durable=False, file=None)
+        storage.broken = False
+        assert host.batch(3, {S0: {A0: b"3"}})[S0].durable
+        assert batches(host) == [1, 2, 3]
+    finally:
+        host.kill()

@@ -115,12 +115,13 @@ class Materializer:
             return False
         try:
             self.materialize(index)
-        except (StrandlineError, OSError) as error:
+        except Exception as error:  # whatever it is, the thread must go on
             # Checkpoints go on with the longer changelog.
             self.figures.failed_materializations += 1
             with self._lock:
                 self._rest_until[index] = time.monotonic() + self._tuning.rest
-            log.warning("slot %d could not be materialized: %s", index, error)
+            unknown = not isinstance(error, (StrandlineError, OSError))
+            log.warning("slot %d could not be materialized: %s", index, error, exc_info=unknown)
         return True
 
     def _next_due(self) -> int | None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from strandline.checkpoint.metadata import StateFile, last_batch, segment_file
 from strandline.checkpoint.pending import Subtask
-from strandline.errors import StrandlineError
 from strandline.runtime.taskmanager.changelog.files import SubtaskFiles
 from strandline.runtime.taskmanager.changelog.segment_queue import SegmentQueue
 from strandline.runtime.taskmanager.changelog.segment_uploader import SegmentUploader
@@ -46,7 +45,7 @@ class SegmentMerger:
             whole = merge([read_table(path) for path in local])
             write_table(target, SegmentHeader(generation, batch, 0, subtask[0], subtask[1], -1), whole)
             (handle,) = self._uploader.upload([target])
-        except (StrandlineError, OSError) as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, the thread must go on
             # The slot deletes local segments once it has a local snapshot; or storage is in trouble.
             log.info("%d segments of %s were not merged: %s", len(run), subtask, error)
             if target is not None:

@@ -207,9 +207,10 @@ class SegmentQueue:
             try:
                 handles = self._uploader.upload([Path(segment.sealed.path) for segment in taken])
                 files = [segment_file(segment.batch, handle) for segment, handle in zip(taken, handles, strict=True)]
-            except (StorageError, OSError) as problem:
-                error = problem if isinstance(problem, StorageError) else StorageError(str(problem))
-                log.warning("%s", error)
+            except Exception as problem:  # whatever it is, batches wait for this thread
+                known = isinstance(problem, (StorageError, OSError))
+                error = problem if isinstance(problem, StorageError) else StorageError(str(problem) or repr(problem))
+                log.warning("segments could not be uploaded: %s", error, exc_info=not known)
             with self._lock:
                 unneeded = self._uploaded(taken, files, error)
                 self._lock.notify_all()

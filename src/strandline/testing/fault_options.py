@@ -72,6 +72,8 @@ class FaultOptions:
     journal: str = ""
     """A local file that gets a line for every finished call: `operation path`, or `failed operation path`; and a line
     `fault mode pid operation path` for every fault of `fail_pattern`."""
+    trigger: str = ""
+    """The path of a control file: a fault at one chosen operation, counted over all processes. See `triggers`."""
 
     @classmethod
     def taken_from(cls, options: Mapping[str, str]) -> tuple[FaultOptions, dict[str, str]]:

@@ -12,13 +12,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from strandline.errors import StorageError, UnknownOutcomeError
 from strandline.storage import Storage, StoredFile, open_storage
 from strandline.testing.fault_options import FaultOptions, Turns
 from strandline.testing.stale import StaleStorage
+from strandline.testing.triggers import Control, Trigger
 
 PREFIX = "faulty+"
 """The prefix of the URL of such a storage."""
@@ -45,6 +46,7 @@ class FaultyStorage(Storage):
                 self._faults.stale_pattern,
                 self._switched_on,
             )
+        self._trigger = Trigger(Path(self._faults.trigger)) if self._faults.trigger else None
         self._lock = threading.Lock()
         self._asked = 0.0
         self._passed = 0.0
@@ -110,7 +112,8 @@ class FaultyStorage(Storage):
                 self._do(mode, call)
             self._die_if_told_to(f"before {call}")
             try:
-                yield
+                with self._trigger.around(f"storage {call}", _failure) if self._trigger is not None else nullcontext():
+                    yield
             finally:
                 # The caller does not learn how the call ended, so this error replaces an error of the storage, too.
                 if mode.endswith("after"):
@@ -192,3 +195,7 @@ class FaultyStorage(Storage):
             with Path(self._faults.journal).open("a") as journal:
                 # One short write, so that the lines of several processes do not mix.
                 journal.write(f"{line}\n")
+
+
+def _failure(text: str, control: Control) -> Exception:
+    return UnknownOutcomeError(text) if control.after or control.seconds else StorageError(text)

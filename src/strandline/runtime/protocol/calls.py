@@ -8,10 +8,12 @@ method hands the declared method and the request to `Client.carry_out`.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any, Final, Generic, TypeVar, cast, get_type_hints
 
 import msgspec
@@ -36,6 +38,7 @@ TRIES: Final = 2
 """How often a call that may be repeated is tried."""
 PAUSE: Final = 0.05
 """Seconds between two tries."""
+CONNECTION_HOOK: Final = "STRANDLINE_CONNECTION_HOOK"
 _KEEP_ALIVE: Final = [("grpc.keepalive_time_ms", 330_000), ("grpc.keepalive_timeout_ms", 20_000)]
 """A peer whose host vanished without closing the connection is noticed by these pings while a call waits.
 
@@ -118,6 +121,13 @@ def _reply_decoder(method: Callable[..., Any]) -> msgspec.msgpack.Decoder[Reply[
     return msgspec.msgpack.Decoder(Reply[response])  # type: ignore[valid-type]  # known only at run time
 
 
+def _connect(address: Address) -> Any:
+    """A Flight connection. A test may wrap it: the environment variable `CONNECTION_HOOK` names `module:function`."""
+    client = flight.connect(address.location(), disable_server_verification=True, generic_options=_KEEP_ALIVE)
+    module, _, function = os.environ.get(CONNECTION_HOOK, "").partition(":")
+    return getattr(import_module(module), function)(client) if module else client
+
+
 class Client:
     """Calls one process, on behalf of a run and of its current generation. Safe to use from several threads."""
 
@@ -126,7 +136,7 @@ class Client:
         self._run_id = run_id
         self._generation = generation
         self._headers = [(SECRET_HEADER.encode(), secret.encode())]
-        self._client = flight.connect(address.location(), disable_server_verification=True, generic_options=_KEEP_ALIVE)
+        self._client = _connect(address)
 
     def carry_out(self, method: Callable[[Any, Request], Response], request: Request) -> Response:
         """The response of the other process to a declared call.

@@ -114,13 +114,18 @@ class CheckpointCoordinator:
         return self.history.checkpoints()
 
     def recover(
-        self, retained: Iterable[CheckpointMetadata], dropped: Iterable[CheckpointMetadata] = ()
+        self,
+        retained: Iterable[CheckpointMetadata],
+        dropped: Iterable[CheckpointMetadata] = (),
+        held: Iterable[CheckpointMetadata] = (),
     ) -> tuple[FileHandle, ...]:
-        """Rebuild the registry from the log's retained checkpoints, before anything is triggered.
+        """Rebuild the registry from the checkpoints that can be restored, before anything is triggered.
 
-        `dropped` are the checkpoints that the log names as dropped and whose metadata still exists. The files that
-        their deletion left over are returned, to be deleted. Both arguments are read one at a time and not kept, so a
-        generator needs memory for only one checkpoint.
+        `held` are the checkpoints that belong to somebody else: released ones, and the one that was restored without
+        being claimed. This coordinator neither builds on their files nor deletes them. `dropped` are the checkpoints
+        that the log names as dropped and whose metadata still exists. The files that their deletion left over are
+        returned, to be deleted. All arguments are read one at a time and not kept, so a generator needs memory for only
+        one checkpoint.
         """
         kept: set[int] = set()
         leftovers: list[FileHandle] = []
@@ -128,6 +133,8 @@ class CheckpointCoordinator:
             for metadata in retained:
                 self._registry.record(metadata.checkpoint_id, self._registry.match(keyed_files(metadata.subtasks)))
                 kept.add(metadata.checkpoint_id)
+            for metadata in held:
+                self._registry.hold(handle for _key, handle in keyed_files(metadata.subtasks))
             for metadata in dropped:
                 leftovers += (handle for _key, handle in keyed_files(metadata.subtasks))
         self._retained = tuple(sorted(kept))
@@ -357,7 +364,7 @@ class CheckpointCoordinator:
         matched = registry.match(keyed_files(states))
         for key, handle in matched.unknown:
             # After a rescale, a known file may be used for other key groups.
-            known = handle.path in pending.known_paths or not registry.unused([handle])
+            known = handle.path in pending.known_paths or registry.knows(handle)
             if not known or handle.path in self._gone:
                 raise _stranger(pending, states, key, handle)
         return matched

@@ -244,7 +244,7 @@ class JobLog:
             last_checkpoint_id=max(self.last_checkpoint_id, restored),
             latest=start.latest,
             retained=start.retained,
-            dropped=tuple(n for n in self.dropped if n not in start.retained),
+            dropped=tuple(n for n in self.dropped if n not in {*start.retained, *start.released}),
             released=start.released,
         )
 

@@ -63,6 +63,9 @@ class SharedStateRegistry(Generic[K, H]):
 
     `location` maps a handle to the place of its bytes (default: the handle itself). Several keys may share a location,
     after a rescale or when small files share one upload. The location is free when the last of its keys is dropped.
+
+    A location can also be held. It is then never free, whoever is dropped. Holding makes no key known: a checkpoint
+    cannot build on a file that is only held.
     """
 
     def __init__(self, location: Callable[[H], Hashable] | None = None) -> None:
@@ -70,6 +73,7 @@ class SharedStateRegistry(Generic[K, H]):
         self._entries: dict[K, _Entry[K, H]] = {}
         self._files: dict[int, list[_Entry[K, H]]] = {}
         self._holders: dict[Hashable, int] = {}
+        self._held: set[Hashable] = set()
 
     def register(self, checkpoint_id: int, files: Mapping[K, H]) -> Registration[K, H]:
         """Record `files` as used by the checkpoint. If a key is known already, the first copy wins.
@@ -159,8 +163,17 @@ class SharedStateRegistry(Generic[K, H]):
                 holders[place] = left
             else:
                 del holders[place]
-                free.append(handle)
+                if place not in self._held:
+                    free.append(handle)
         return free
+
+    def hold(self, handles: Iterable[H]) -> None:
+        """Never return the locations of `handles` as free: somebody outside the registry may need their bytes."""
+        self._held.update(handle if self._location is None else self._location(handle) for handle in handles)
+
+    def hold_all(self) -> None:
+        """Hold every location that is known now."""
+        self._held.update(self._holders)
 
     def uses(self, key: K) -> frozenset[int]:
         """The ids of the checkpoints that refer to `key`."""
@@ -173,13 +186,17 @@ class SharedStateRegistry(Generic[K, H]):
         return entry.handle if entry is not None else None
 
     def unused(self, handles: list[H]) -> tuple[H, ...]:
-        """The `handles` whose bytes no registered checkpoint refers to, one handle per location."""
+        """The `handles` whose bytes nobody holds or refers to, one handle per location."""
         found: dict[Hashable, H] = {}
         for handle in handles:
             place = handle if self._location is None else self._location(handle)
-            if place not in self._holders:
+            if place not in self._holders and place not in self._held:
                 found.setdefault(place, handle)
         return tuple(found.values())
+
+    def knows(self, handle: H) -> bool:
+        """Whether a registered checkpoint refers to the location of `handle`."""
+        return (handle if self._location is None else self._location(handle)) in self._holders
 
     def checkpoints(self) -> tuple[int, ...]:
         """The registered checkpoints, lowest id first."""

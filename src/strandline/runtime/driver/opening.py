@@ -6,7 +6,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from strandline.checkpoint.batch import BatchProtocol
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
-from strandline.checkpoint.metadata import CheckpointMetadata
 from strandline.checkpoint.restore import plan_restore
 from strandline.checkpoint.stats import CheckpointHistory, RestoredCheckpoint
 from strandline.config import Config
@@ -32,13 +31,13 @@ from strandline.runtime.driver.plan import Graph, Wiring
 from strandline.runtime.driver.query_settings import query_settings
 from strandline.runtime.driver.recoveries import Recovery, slot_recovery
 from strandline.runtime.driver.restore.position import capture, seed, with_watermark
+from strandline.runtime.driver.restore.registry_recovery import recover_registry
 from strandline.runtime.driver.restore.takeover import Claim, Restore, Wanted, take_over
 from strandline.runtime.driver.rocksdb_factory import pickle_factory
 from strandline.runtime.driver.scratch_folder import make_scratch_folder
 from strandline.runtime.protocol.messages import BackendSettings, OperatorSpec
 from strandline.sinks import ParquetSink
 from strandline.storage import open_storage
-from strandline.storage.external import delete_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -189,16 +188,7 @@ class _Opening:
             covered_batch=claim.restored.batch_id if claim.restored else None,
             history=self._run.history,
         )
-        dropped: list[int] = []
-
-        def noted() -> Iterator[CheckpointMetadata]:
-            for metadata in claim.dropped():
-                dropped.append(metadata.checkpoint_id)
-                yield metadata
-
-        leftovers = coordinator.recover(claim.retained(), noted())
-        delete_files(claim.storage, [handle.path for handle in leftovers])
-        claim.storage.delete([claim.paths.metadata(number) for number in dropped])
+        recover_registry(coordinator, claim)
         return coordinator
 
     # --- deploy -----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -107,30 +107,6 @@ class Claim:
         found = (self.paths.parse_metadata(file.path) for file in self.storage.list(self.paths.root))
         highest = max((number for number in found if number is not None), default=0)
         return max(self.store.job_log.next_checkpoint_id, highest + 1)
-
-    def retained(self) -> Iterator[CheckpointMetadata]:
-        """The retained checkpoints that can be read, one at a time, so that only one is in memory."""
-        for number in self.store.job_log.retained:
-            if self.owned and self.restored is not None and number == self.restored.checkpoint_id:
-                yield self.restored
-            else:
-                yield from self._older(number)
-
-    def dropped(self) -> Iterator[CheckpointMetadata]:
-        """The checkpoints that the last completion dropped and whose deletion was not finished."""
-        for number in self.store.job_log.dropped:
-            if self.storage.exists(self.paths.metadata(number)):
-                yield from self._older(number)
-
-    def _older(self, number: int) -> Iterator[CheckpointMetadata]:
-        """A checkpoint that is not restored. If it cannot be read, it is left out with a warning.
-
-        Its files then stay in storage, because only its metadata names them.
-        """
-        try:
-            yield read_metadata(self.storage, self.paths.metadata(number))
-        except CheckpointError as error:
-            log.warning("job %s: checkpoint %d is not retained any more: %s", self.paths.job, number, error)
 
 
 def take_over(storage: Storage, settings: StorageSettings, wanted: Wanted, after: int | None) -> Claim:

@@ -1,0 +1,230 @@
+"""Generations of a job without Spark and slots: the driver's own takeover, registry, completion and deletion.
+
+A state is a set of words. Each word is one shared file, which holds the word. Nothing of the driver's code is replaced:
+a test decides only what the state is, and after which call of storage the driver dies.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
+from strandline.checkpoint.metadata import (
+    CheckpointMetadata,
+    FileHandle,
+    SourcePosition,
+    StateFile,
+    SubtaskState,
+    all_files,
+)
+from strandline.checkpoint.pending import SubtaskAck
+from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
+from strandline.runtime.driver.restore.job_log import read_metadata
+from strandline.runtime.driver.restore.registry_recovery import recover_registry
+from strandline.runtime.driver.restore.savepoints import SavepointTarget
+from strandline.runtime.driver.restore.takeover import Claim, ClaimMode, Restore, Wanted, take_over
+from strandline.runtime.protocol.messages import StorageSettings
+from strandline.storage import JobPaths, Storage, StoredFile
+from strandline.storage.local import LocalStorage
+
+JOB = "words"
+PATHS = JobPaths(JOB)
+SUBTASK = ("count", 0)
+
+
+class Crash(BaseException):
+    """The driver dies here. No code that handles errors can handle this."""
+
+
+class Mortal(LocalStorage):
+    """Local files. The driver that uses them dies before or after one of its next calls that change something."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.dies_at: int | None = None
+        """How many changes are left; None for a driver that lives on."""
+        self.dies_after = False
+        """Whether the last change takes effect."""
+
+    def write(self, path: str, data: bytes) -> None:
+        self._change(lambda: super(Mortal, self).write(path, data))
+
+    def create(self, path: str, data: bytes) -> None:
+        self._change(lambda: super(Mortal, self).create(path, data))
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:  # one at a time: a driver may die when some of the files are gone
+            self._change(lambda path=path: super(Mortal, self).delete([path]))  # type: ignore[misc]
+
+    def _change(self, act: Callable[[], None]) -> None:
+        if self.dies_at == 0 and not self.dies_after:
+            raise Crash
+        act()
+        if self.dies_at == 0:
+            raise Crash
+        if self.dies_at is not None:
+            self.dies_at -= 1
+
+    def revive(self) -> None:
+        self.dies_at = None
+
+
+def take_the_job_over(
+    storage: Storage, restore: str | None = None, claim_mode: ClaimMode = "no_claim", job: str = JOB
+) -> Claim:
+    """Begin a generation, and do nothing else."""
+    wanted = Wanted(
+        job,
+        (),
+        1,
+        {},
+        can_withdraw=True,
+        restore=Restore(restore, claim_mode) if restore is not None else None,
+        allow_non_restored=True,
+    )
+    return take_over(storage, StorageSettings(storage.url, {}), wanted, None)
+
+
+class Generation:
+    """A driver that has taken the job over, with the state that it restored."""
+
+    def __init__(
+        self,
+        storage: Mortal,
+        restore: str | None = None,
+        claim_mode: ClaimMode = "no_claim",
+        *,
+        num_retained: int = 1,
+        job: str = JOB,
+    ) -> None:
+        self.storage = storage
+        self.claim = take_the_job_over(storage, restore, claim_mode, job)
+        self.paths = JobPaths(job)
+        self.coordinator = CheckpointCoordinator(
+            interval=0.0,
+            subtasks=[SUBTASK],
+            num_retained=num_retained,
+            max_concurrent=3,
+            tolerable_failures=1_000_000,
+            first_checkpoint_id=self.claim.first_checkpoint_id(),
+        )
+        recover_registry(self.coordinator, self.claim)
+        self.durable = DurableCheckpoints(self.claim)
+        restored = list(all_files(self.claim.restored)) if self.claim.restored else []
+        self.state = {file.identity for _state, file in restored}
+        self._confirmed = {file.identity: file.handle for _state, file in restored if file.handle is not None}
+        if not self.claim.owned:
+            self._confirmed = {}
+        self._now = 0.0
+
+    def change(self, add: str = "", remove: str = "") -> None:
+        """Change the state: each letter is a word."""
+        self.state = (self.state | set(add)) - set(remove)
+
+    def checkpoint(self, add: str = "", remove: str = "") -> int:
+        """Change the state, and take a checkpoint. Returns its number."""
+        self.change(add, remove)
+        return self.complete(self.upload())
+
+    def upload(self) -> int:
+        """Take the barrier of a checkpoint, and upload what no completed checkpoint has. Returns its number."""
+        self._now += 1
+        pending = self.coordinator.trigger(self._now, self._now, int(self._now))
+        uploaded: list[FileHandle] = []
+        files = tuple(self._file(word, uploaded) for word in sorted(self.state))
+        self._acknowledge(pending.id, files, uploaded)
+        return pending.id
+
+    def complete(self, number: int) -> int:
+        """Complete a checkpoint, step by step as the driver does."""
+        plan = self.coordinator.prepare_completion(
+            number,
+            self._now,
+            shape=JobShape(self.paths.job, self.claim.generation, 1, 1, ("count",)),
+            source=SourcePosition(number, {}),
+        )
+        self.durable.write_metadata(plan.metadata)
+        self.durable.win_log_entry(plan)
+        decision = self.coordinator.confirm_completion(number, self._now)
+        self._confirmed = {file.identity: file.handle for _state, file in all_files(plan.metadata) if file.handle}
+        self.durable.delete_files(decision.delete)
+        self.durable.delete_metadata(decision.dropped)
+        return number
+
+    def savepoint(self, directory: Path) -> str:
+        """Write a savepoint of the state. Returns its path."""
+        self._now += 1
+        pending = self.coordinator.trigger(self._now, self._now, int(self._now), kind="savepoint")
+        target = SavepointTarget.within(str(directory), self.paths.job, "native", {})
+        uploaded: list[FileHandle] = []
+        files = []
+        for word in sorted(self.state):
+            name = uuid.uuid4().hex
+            target.storage.write(name, word.encode())
+            uploaded.append(_handle(name, word))
+            files.append(StateFile(word, word, True, uploaded[-1]))
+        self._acknowledge(pending.id, tuple(files), uploaded)
+        plan = self.coordinator.prepare_completion(
+            pending.id,
+            self._now,
+            shape=JobShape(self.paths.job, self.claim.generation, 1, 1, ("count",)),
+            source=SourcePosition(pending.id, {}),
+        )
+        path = target.complete(plan.metadata)
+        self.coordinator.confirm_completion(pending.id, self._now)
+        return path
+
+    def cancel(self) -> None:
+        """End the job, and delete its checkpoints."""
+        self.durable.delete_files(self.coordinator.fail_all("cancelled", self._now).delete)
+        decision = self.coordinator.drop_all()
+        self.durable.delete_all(decision.dropped, decision.delete)
+
+    def _file(self, word: str, uploaded: list[FileHandle]) -> StateFile:
+        handle = self._confirmed.get(word)
+        if handle is None:
+            handle = _handle(self.paths.shared(uuid.uuid4().hex), word)
+            self.storage.write(handle.path, word.encode())
+            uploaded.append(handle)
+        return StateFile(word, word, True, handle)
+
+    def _acknowledge(self, number: int, files: tuple[StateFile, ...], uploaded: list[FileHandle]) -> None:
+        ack = SubtaskAck(
+            state=SubtaskState(*SUBTASK, 0, 1, "heap", True, files),
+            uploaded=tuple(uploaded),
+            barrier_time=0.0,
+            ack_time=0.0,
+            sync_ms=0.0,
+            async_ms=0.0,
+            checkpointed_bytes=0,
+            full_bytes=0,
+        )
+        self.coordinator.acknowledge(number, *SUBTASK, ack)
+
+
+def location(storage: Storage, number: int, job: str = JOB) -> str:
+    """What a user writes to restore a checkpoint."""
+    return f"{storage.url}/{JobPaths(job).checkpoint_dir(number)}"
+
+
+def words(storage: Storage, number: int, job: str = JOB) -> set[str]:
+    """The state of a checkpoint, read from its files. Raises `NotFoundError` if one is missing."""
+    metadata = read_metadata(storage, JobPaths(job).metadata(number))
+    return {storage.read(handle.path).decode() for handle in handles(metadata)}
+
+
+def handles(metadata: CheckpointMetadata) -> Iterator[FileHandle]:
+    """The uploaded files of a checkpoint."""
+    return (file.handle for _state, file in all_files(metadata) if file.handle is not None)
+
+
+def data_files(storage: Storage, job: str = JOB) -> set[str]:
+    """Every file of the job but its log."""
+    files: Iterator[StoredFile] = storage.list(JobPaths(job).root)
+    return {file.path for file in files if not file.path.startswith(JobPaths(job).log_dir)}
+
+
+def _handle(path: str, word: str) -> FileHandle:
+    return FileHandle(path, len(word.encode()), "crc32:0")

@@ -110,5 +110,9 @@ class StaleAttemptError(StrandlineError):
     """A task attempt belongs to an older generation, batch or round, and was refused."""
 
 
+class UnsafeFolderError(StrandlineError):
+    """A local folder that must be this user's alone belongs to somebody else, or is open to others."""
+
+
 class AuthenticationError(StrandlineError):
     """A call came without the secret of the run, and was refused."""

@@ -28,6 +28,7 @@ from pyspark.sql import SparkSession
 
 import strandline as sl
 from strandline.runtime.protocol.address import TCP_ONLY
+from strandline.runtime.protocol.user_folder import user_folder
 from tests.jobs.place import Place, running_sums
 from tests.waiting import wait_until
 
@@ -45,7 +46,7 @@ def lose_a_host(run: sl.JobRun, place: Place, choice: random.Random) -> list[int
     for pid in victims:
         if psutil.pid_exists(pid):
             os.kill(pid, signal.SIGKILL)
-    for folder in (place.root / "local" / "strandline" / "visits").glob("*"):
+    for folder in (user_folder(place.root / "local") / "visits").glob("*"):
         for index in slots:
             for path in folder.glob(f"gen-*/slot-{index}"):
                 shutil.rmtree(path, ignore_errors=True)

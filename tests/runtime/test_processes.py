@@ -76,6 +76,7 @@ from strandline.runtime.protocol.taskmanager_calls import (
     TakeCheckpoint,
     TaskManagerClient,
 )
+from strandline.runtime.protocol.user_folder import make_private, user_folder
 from strandline.runtime.task.launcher import ensure_task_manager
 from strandline.runtime.task.relay import _exchange
 from strandline.runtime.taskmanager.durability import SnapshotDurability
@@ -131,7 +132,7 @@ class Driver(CoordinatorCalls):
             run_id=run_id,
             generation=lambda: 0,
             bind_host="127.0.0.1",
-            unix_path=str(socket_folder(run_id) / "c.sock"),
+            unix_path=str(make_private(socket_folder(run_id)) / "c.sock"),
         )
         self.run = run_info(run_id, self.server.address, root)
         self.durable = root / "durable"
@@ -442,6 +443,24 @@ def test_a_slot_that_is_asked_for_late_does_not_replace_a_later_one(driver: Driv
             driver.start(driver.spec(0, incarnation))
     assert driver.slot_pids() == before
     assert driver.statuses().values[0].incarnation == 3
+
+
+def test_nobody_else_can_read_what_the_processes_of_a_run_write(driver: Driver) -> None:
+    before = os.umask(0o022)
+    try:
+        driver.start_manager()
+        driver.start(driver.spec(0), driver.spec(1))
+    finally:
+        os.umask(before)
+    own = [user_folder(driver.run.local_dir), user_folder("/tmp")]
+    assert [folder.stat().st_mode & 0o777 for folder in own] == [0o700, 0o700]
+    driver.prepare_empty(1, 0)
+    driver.commit(1)
+    checkpoint(driver, 1)
+    written = list(driver.local.rglob("*"))
+    assert any(path.suffix == ".log" for path in written)
+    assert any(path.is_file() and path.parent.name.startswith("snap-") for path in written)
+    assert {path.name: oct(path.stat().st_mode) for path in written if path.stat().st_mode & 0o077} == {}
 
 
 def test_an_error_with_a_long_text_arrives_whole(driver: Driver) -> None:

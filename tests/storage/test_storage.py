@@ -9,7 +9,7 @@ import socket
 import stat
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
 from pathlib import Path
@@ -513,3 +513,60 @@ def test_good_job_names_pass(job: str) -> None:
 def test_bad_job_names_are_told_what_is_allowed(job: str) -> None:
     with pytest.raises(JobDefinitionError, match="allowed: 1 to 200 letters"):
         JobPaths(job)
+
+
+# --- who may read --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    """The umask under which everybody may read everything, whatever the shell of the tests has."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def fill(storage: Storage, tmp_path: Path) -> dict[str, int]:
+    """Puts files into a storage in every way; returns the modes of all files and folders below its root."""
+    (tmp_path / "source").write_bytes(b"3")
+    storage.write("a/b/written", b"1")
+    storage.create("a/created", b"2")
+    storage.upload(tmp_path / "source", "c/uploaded")
+    storage.write("c/renamed", b"4")
+    storage.rename("c/renamed", "d/renamed")
+    root = Path(storage.url)
+    return {str(path.relative_to(root)): mode_of(path) for path in root.rglob("*")}
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_other_users_cannot_read_checkpoints_on_local_disk(tmp_path: Path) -> None:
+    modes = fill(open_storage(str(tmp_path / "above" / "root")), tmp_path)
+    assert len(modes) == 8
+    assert all(mode & 0o077 == 0 for mode in modes.values()), modes
+    assert mode_of(tmp_path / "above" / "root") == 0o700
+    assert mode_of(tmp_path / "above") == 0o755, "a folder above the storage is not ours"
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_other_users_can_read_the_output_of_a_sink(tmp_path: Path) -> None:
+    modes = fill(open_storage(str(tmp_path / "out"), private=False), tmp_path)
+    assert set(modes.values()) == {0o755, 0o644}
+    open_storage(f"faulty+file://{tmp_path}/faulty", private=False).write("a", b"1")
+    assert mode_of(tmp_path / "faulty" / "a") == 0o644
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_a_root_that_its_group_may_write_is_shared_with_the_group(tmp_path: Path, umask: int) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root").chmod(0o2770)
+    before = os.umask(umask)
+    try:
+        modes = fill(open_storage(str(tmp_path / "root")), tmp_path)
+    finally:
+        os.umask(before)
+    assert {mode & 0o777 for mode in modes.values()} == {0o770, 0o660}
+    assert mode_of(tmp_path / "root" / "a" / "b") & stat.S_ISGID

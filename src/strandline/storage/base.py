@@ -35,6 +35,10 @@ class Storage(ABC):
     """The full root; a local path is absolute. `open_storage(url)` opens the same place in any process."""
     options: Mapping[str, str] = MappingProxyType({})
     """The settings with which the storage was opened."""
+    private: bool = True
+    """Whether other users of the host must not read the files, where the storage keeps files of a host.
+
+    False for the output of a sink: its files get the permissions that the umask gives."""
 
     @abstractmethod
     def read(self, path: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -35,6 +36,9 @@ class LocalStorage(Storage):
 
     A file is written under a temporary name and synced. Then it gets its final name in one step: by a rename if it may
     replace another file, by a hard link if it may not. Folders are synced too, so that names survive a power cut.
+
+    New files and folders of a private storage are for their owner alone. If the root exists and its group may write
+    there, they are for the group, too.
     """
 
     def __init__(self, url: str) -> None:
@@ -111,7 +115,7 @@ class LocalStorage(Storage):
         try:
             with _translated(target):
                 # While the temporary file exists, a concurrent delete cannot remove the folder as empty.
-                self._in_folder(target.parent, lambda: temporary.touch(exist_ok=False))
+                self._in_folder(target.parent, lambda: self._touch(temporary))
                 fill(temporary)
                 name(temporary, target)
             with _name_synced(target):
@@ -145,12 +149,38 @@ class LocalStorage(Storage):
         """Call `act` with an existing `folder`. Repeats it if a concurrent delete removes the folder."""
         for _ in range(20):
             try:
-                _make_folder(folder)
+                self._make_folder(folder)
                 return act()
             except FileNotFoundError:
                 continue
-        _make_folder(folder)
+        self._make_folder(folder)
         return act()
+
+    def _make_folder(self, folder: Path) -> None:
+        missing: list[Path] = []
+        while not folder.is_dir():
+            missing.append(folder)
+            if folder.parent == folder:
+                break
+            folder = folder.parent
+        for new in reversed(missing):
+            with suppress(FileExistsError):
+                new.mkdir(mode=0o700 if self.private and self._ours(new) else 0o777)
+                if self._for_group(new):
+                    new.chmod(new.stat().st_mode | 0o770)
+            _sync_folder(new.parent)
+
+    def _touch(self, file: Path) -> None:
+        file.touch(exist_ok=False, mode=0o600 if self.private else 0o666)
+        if self._for_group(file):
+            file.chmod(0o660)
+
+    def _for_group(self, new: Path) -> bool:
+        """Whether the owner of the root shares it with a group on purpose: the umask alone must not decide that."""
+        return self.private and self.root in new.parents and bool(self.root.stat().st_mode & stat.S_IWGRP)
+
+    def _ours(self, path: Path) -> bool:
+        return self.root in (path, *path.parents)
 
     def _prune(self, folder: Path) -> None:
         """Remove `folder` and the folders above it while they are empty, but never the root."""
@@ -226,19 +256,6 @@ def _copy(source: Path, target: Path, *, sync: bool) -> None:
             stream.flush()
             os.fdatasync(stream.fileno())
         os.fsync(stream.fileno())
-
-
-def _make_folder(folder: Path) -> None:
-    missing: list[Path] = []
-    while not folder.is_dir():
-        missing.append(folder)
-        if folder.parent == folder:
-            break
-        folder = folder.parent
-    for new in reversed(missing):
-        with suppress(FileExistsError):
-            new.mkdir()
-        _sync_folder(new.parent)
 
 
 def _sync_folder(folder: Path) -> None:

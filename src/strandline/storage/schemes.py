@@ -26,15 +26,17 @@ if TYPE_CHECKING:
 PLUGIN_GROUP = "strandline.storage"
 
 
-def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
+def open_storage(url: str, options: Mapping[str, str] | None = None, *, private: bool = True) -> Storage:
     """The storage whose root is `url`: a local path, or a URL with the scheme `file`, `s3`, `gs`, `az` or a plugin's.
 
     `options` are settings of an object store (`endpoint`, `region`, `access_key_id`, ...) and override those from the
-    environment. Local files take none. Opening contacts and creates nothing. Raises `ConfigError` for an unknown
-    scheme, an unknown option, or a plugin that cannot be loaded.
+    environment. Local files take none. Unless the storage is `private`, other users may read local files as the umask
+    says. Opening contacts and creates nothing. Raises `ConfigError` for an unknown scheme, an unknown option, or a
+    plugin that cannot be loaded.
     """
     storage = _open(url, options)
     storage.options = MappingProxyType(dict(options or {}))
+    storage.private = private
     return storage
 
 

@@ -53,6 +53,15 @@ class FaultyStorage(Storage):
         self._passed_at = time.monotonic()
         self._turns = Turns(self._faults)
 
+    @property
+    def private(self) -> bool:
+        """See `Storage.private`."""
+        return self._inner.private
+
+    @private.setter
+    def private(self, value: bool) -> None:
+        self._inner.private = value
+
     def read(self, path: str) -> bytes:
         with self._call("read", path):
             data = self._inner.read(path)

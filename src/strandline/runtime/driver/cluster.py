@@ -59,6 +59,7 @@ from strandline.runtime.protocol.taskmanager_calls import (
     TaskManagerClient,
     TaskManagerInfo,
 )
+from strandline.runtime.protocol.user_folder import make_private
 from strandline.runtime.task.launcher import ensure_task_manager
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Cluster(CoordinatorCalls):
             generation=self._generation,
             bind_host=bind_host,
             advertise_host=advertise_host,
-            unix_path=str(socket_folder(run_id) / "c.sock"),
+            unix_path=str(make_private(socket_folder(run_id)) / "c.sock"),
         )
         self.run = make_run(self._server.address)
 

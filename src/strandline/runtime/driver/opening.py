@@ -145,7 +145,7 @@ class _Opening:
             graph.operators,
             config.max_parallelism,
             {
-                sink.path: open_storage(sink.path, dict(config.storage_options))
+                sink.path: open_storage(sink.path, dict(config.storage_options), private=False)
                 for _node, sink in graph.sinks
                 if isinstance(sink, ParquetSink)
             },

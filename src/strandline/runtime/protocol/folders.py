@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from strandline.runtime.protocol.messages import SlotSpec
+from strandline.runtime.protocol.user_folder import user_folder
 
 
 def slot_folder(spec: SlotSpec) -> Path:
@@ -15,13 +16,16 @@ def slot_folder(spec: SlotSpec) -> Path:
 
 
 def run_folder(local_dir: str, job: str, run_id: str) -> Path:
-    """Where a run keeps its local files on a host."""
-    return Path(local_dir) / "strandline" / job / run_id
+    """Where a run keeps its local files on a host. `make_private` makes it."""
+    return user_folder(local_dir) / job / run_id
 
 
 def socket_folder(run_id: str) -> Path:
-    """Short, because a Unix socket's path may not be longer than about a hundred characters."""
-    return Path("/tmp") / f"strandline-{run_id[:12]}"
+    """Where the processes of a run on a host keep their Unix sockets. `make_private` makes it.
+
+    It is short, because a Unix socket's path may not be longer than about a hundred characters.
+    """
+    return user_folder("/tmp") / ".sockets" / run_id[:12]
 
 
 def copy_name(identity: str) -> str:

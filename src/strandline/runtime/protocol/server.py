@@ -72,7 +72,6 @@ class Server:
         self._generation = generation
         self._exchange = exchange
         self._calls = {name: (declared, getattr(process, name)) for name, declared in declared_calls(interface).items()}
-        Path(unix_path).parent.mkdir(parents=True, exist_ok=True)
         Path(unix_path).unlink(missing_ok=True)
         self._tcp = _FlightServer(f"grpc://{bind_host}:0", self, secret)
         self._unix = _FlightServer(f"grpc+unix://{unix_path}", self, secret)

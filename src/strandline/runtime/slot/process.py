@@ -54,6 +54,7 @@ from strandline.runtime.protocol.slot_calls import (
     SnapshotRef,
 )
 from strandline.runtime.protocol.taskmanager_calls import TaskManagerClient
+from strandline.runtime.protocol.user_folder import PRIVATE_UMASK, make_private
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.runtime.slot.operator_slot import OperatorSlot
 from strandline.runtime.slot.rebuild import rebuild
@@ -239,7 +240,7 @@ class Slot(SlotCalls):
             generation=lambda: spec.generation,
             bind_host=spec.run.bind_host,
             advertise_host=own_host(spec.run.bind_host, spec.run.coordinator.host),
-            unix_path=str(socket_folder(spec.run.run_id) / f"s{spec.index}-{spec.incarnation}.sock"),
+            unix_path=str(make_private(socket_folder(spec.run.run_id)) / f"s{spec.index}-{spec.incarnation}.sock"),
             exchange=self.exchange,
         )
         states = {uid: op.described_states() for uid, op in self.operators.items()}
@@ -283,6 +284,7 @@ def _end_with_parent() -> None:
 
 def main() -> None:
     """The entry of the process: reads a `SlotSpec` from stdin, and writes `SlotReady` or `SlotFailed` to stdout."""
+    os.umask(PRIVATE_UMASK)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s slot %(name)s: %(message)s")
     ready = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what user code prints goes to the log

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.folders import socket_folder
 from strandline.runtime.protocol.messages import RunInfo
 from strandline.runtime.protocol.taskmanager_calls import TaskManagerClient
+from strandline.runtime.protocol.user_folder import make_private
 
 START_TIMEOUT = 60.0
 
@@ -38,8 +40,7 @@ def executor_identity() -> str:
 def ensure_task_manager(run: RunInfo) -> str:
     """The identity of this executor's task manager, which runs and has registered when the call returns."""
     executor = executor_identity()
-    folder = socket_folder(run.run_id) / executor.rsplit("/", 1)[1]
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = make_private(socket_folder(run.run_id) / executor.rsplit("/", 1)[1])
     address_file = folder / "address.json"
     with (folder / "lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -76,7 +77,6 @@ def _python_path() -> list[str]:
 def _start(run: RunInfo, identity: str, address_file: Path, log_path: Path) -> None:
     environment = {
         **os.environ,
-        "STRANDLINE_RUN": msgspec.json.encode(run).decode(),
         "STRANDLINE_ADDRESS_FILE": str(address_file),
         "STRANDLINE_IDENTITY": identity,
         "PYTHONPATH": os.pathsep.join(_python_path()),
@@ -84,13 +84,16 @@ def _start(run: RunInfo, identity: str, address_file: Path, log_path: Path) -> N
     with log_path.open("ab") as log_file:
         process = subprocess.Popen(
             [sys.executable, "-m", "strandline.runtime.taskmanager.process"],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # for the secrets: arguments and environment can be seen from outside
             stdout=subprocess.DEVNULL,
             stderr=log_file,
             env=environment,
             start_new_session=True,
             close_fds=True,
         )
+    assert process.stdin is not None
+    with suppress(OSError), process.stdin as description:  # a process that has died is noticed below
+        description.write(msgspec.json.encode(run))
     threading.Thread(target=process.wait, daemon=True).start()  # reaps the process when it ends
     deadline = time.monotonic() + START_TIMEOUT
     while not address_file.exists():

@@ -56,7 +56,7 @@ class ParquetWriter:
                     out.write_batch(batch)
                     batch = next(batches, None)
             size = local.stat().st_size
-            open_storage(self.sink, self.options).upload(local, staged)
+            open_storage(self.sink, self.options, private=False).upload(local, staged)
         yield pa.RecordBatch.from_pylist(
             [{"sink": self.sink, "staged": staged, "final": final, "rows": rows, "size": size}], _MANIFEST_ARROW
         )

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from functools import partial
@@ -51,6 +52,7 @@ from strandline.runtime.protocol.taskmanager_calls import (
     TaskManagerCalls,
     TaskManagerInfo,
 )
+from strandline.runtime.protocol.user_folder import PRIVATE_UMASK, make_private
 from strandline.runtime.taskmanager.background_uploads import BackgroundUploads
 from strandline.runtime.taskmanager.changelog.changelog import Changelog
 from strandline.runtime.taskmanager.durability import ChangelogDurability, Durability, SnapshotDurability
@@ -73,7 +75,7 @@ class TaskManager(TaskManagerCalls):
         self._ended = threading.Event()
         self._changing = threading.Lock()
         """Held while slots are started or stopped."""
-        self._folder = run_folder(run.local_dir, run.job, run.run_id)
+        self._folder = make_private(run_folder(run.local_dir, run.job, run.run_id))
         self._folder_lock = RunFolderLock(self._folder)
         self._folder_lock.delete_dead_runs()
         self._slots = SlotProcesses(run.job, self._folder)
@@ -88,7 +90,7 @@ class TaskManager(TaskManagerCalls):
             generation=lambda: self._slots.generation,
             bind_host=run.bind_host,
             advertise_host=own_host(run.bind_host, run.coordinator.host),
-            unix_path=str(socket_folder(run.run_id) / f"tm-{os.getpid()}.sock"),
+            unix_path=str(make_private(socket_folder(run.run_id)) / f"tm-{os.getpid()}.sock"),
         )
 
     def _open_durability(self) -> Durability:
@@ -257,10 +259,11 @@ class TaskManager(TaskManagerCalls):
 
 
 def main() -> None:
-    """Run a task manager process. The environment has the run's description, and the file that gets the address."""
+    """Run a task manager. Standard input has the run's description; the environment says where to write the address."""
+    os.umask(PRIVATE_UMASK)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s task manager %(name)s: %(message)s")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    run = msgspec.json.decode(os.environ.pop("STRANDLINE_RUN"), type=RunInfo)
+    run = msgspec.json.decode(sys.stdin.buffer.read(), type=RunInfo)
     address_file = Path(os.environ.pop("STRANDLINE_ADDRESS_FILE"))
     identity = os.environ.pop("STRANDLINE_IDENTITY")
     manager = TaskManager(run, identity)

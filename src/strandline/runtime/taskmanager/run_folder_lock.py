@@ -18,7 +18,6 @@ class RunFolderLock:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
         self._handle = (folder / _LOCK).open("ab")
         fcntl.flock(self._handle, fcntl.LOCK_SH)
 

@@ -352,7 +352,7 @@ def _publish_for_former_sinks(wanted: Wanted, found: CheckpointMetadata | None, 
     if found is None or found.job != wanted.job:
         return
     for path in {file.sink for file in found.sink_files} - wanted.sinks.keys():
-        sink = open_storage(path, settings.options)
+        sink = open_storage(path, settings.options, private=False)
         staged = [file for file in found.sink_files if file.sink == path and sink.exists(file.staged)]
         if staged:
             publish(sink, staged)

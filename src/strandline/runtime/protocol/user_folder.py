@@ -1,0 +1,56 @@
+"""The folder of one user in a place that all users of a host share: nobody else can enter it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from strandline.errors import UnsafeFolderError
+
+PRIVATE_UMASK = 0o077
+"""The umask of task managers and slots: what they write is for their user alone."""
+
+
+def user_folder(parent: str | Path) -> Path:
+    """The path of this user's folder in `parent`."""
+    return Path(parent) / f"strandline-{os.geteuid()}"
+
+
+def make_private(folder: Path) -> Path:
+    """Makes a folder inside this user's folder, and returns it.
+
+    Raises `UnsafeFolderError` if the user's folder belongs to somebody else, is a link, or was open to others: they
+    could have put files there, or could read ours.
+    """
+    (own,) = (place for place in (folder, *folder.parents) if place.name == user_folder("").name)
+    own.parent.mkdir(parents=True, exist_ok=True)
+    own.mkdir(mode=0o700, exist_ok=True)
+    _check(own)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _check(folder: Path) -> None:
+    # A descriptor, so that what is checked is what is changed.
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise _unsafe(folder, f"it is a link, or cannot be opened ({error.strerror})") from error
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid():
+            raise _unsafe(folder, f"it belongs to user {found.st_uid}")
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise _unsafe(folder, f"others can write there (mode {stat.S_IMODE(found.st_mode):o})")
+        if stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
+            os.fchmod(descriptor, stat.S_IRWXU)
+    finally:
+        os.close(descriptor)
+
+
+def _unsafe(folder: Path, reason: str) -> UnsafeFolderError:
+    return UnsafeFolderError(
+        f"the local files of user {os.geteuid()} cannot be kept in {folder}: {reason}; remove it, or choose another "
+        "place with the option local_dir"
+    )

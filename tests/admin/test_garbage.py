@@ -9,11 +9,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.admin.garbage import Garbage, delete_garbage, find_garbage, sort_files
+from strandline.checkpoint.job_log import Completed, decode_entry, encode_entry
 from strandline.checkpoint.metadata import (
     CheckpointMetadata,
     FileHandle,
@@ -130,8 +132,10 @@ class Folder:
         self.now = time.time()
 
     def take_over(self, hours_ago: float) -> None:
+        """Take over in the past: the storage's clock says so, and the driver's clock is later."""
         self.store.take_over()
         self._age(PATHS.log_entry(self.store.job_log.position), hours_ago)
+        self.store._began = self.now - hours_ago * HOUR
 
     def put(self, path: str, hours_ago: float, data: bytes | None = None) -> str:
         self.storage.write(path, path.encode() if data is None else data)
@@ -269,21 +273,38 @@ def test_a_takeover_while_deleting_stops_it(folder: Folder) -> None:
     assert len(before - folder.left()) == 2
 
 
-def test_a_long_run_that_cut_off_its_own_takeover_keeps_what_is_newer_than_its_oldest_entry(folder: Folder) -> None:
+@pytest.mark.parametrize("age", [3, 0.5])
+def test_a_run_knows_when_it_began_however_long_it_lasts(folder: Folder, age: float) -> None:
+    """What it began to write after its takeover, 4 hours ago, may still become part of a checkpoint."""
+    live = folder.put(PATHS.shared("materialization"), age)
     for number in range(4, 5 + KEPT_ENTRIES):
         folder.complete(number, PATHS.shared("c"), retained=(number,), dropped=(number - 1,))
         folder.storage.delete([PATHS.metadata(number - 1)])
-    live = folder.put(PATHS.shared("new"), -1)
+    assert not folder.storage.exists(PATHS.log_entry(4))  # its takeover
     found = folder.find(min_age=0)
-    assert found.owner is None
     assert [file.path for file in found.files.live] == [live]
     assert PATHS.shared("pending") in {file.path for file in found.files.orphans}
+    assert found.owner is not None
+    assert found.owner.endswith(f"/{os.getpid()}")
 
 
-def test_where_the_log_lacks_the_takeover_without_being_long_nothing_is_an_orphan(folder: Folder) -> None:
+def test_beside_a_long_run_of_an_older_release_nothing_is_an_orphan(folder: Folder) -> None:
+    """Its entries do not say when it began, and the entry that did is gone."""
     folder.complete(4, PATHS.shared("c"), retained=(4,), dropped=(2, 3))
-    folder.storage.delete([PATHS.log_entry(n) for n in range(folder.store.job_log.position)])
-    assert not folder.orphans()
+    newest = folder.store.job_log.position
+    entry = decode_entry(folder.storage.read(PATHS.log_entry(newest)), "newest")
+    assert isinstance(entry, Completed)
+    older = msgspec.structs.replace(entry, owner="", began=None)
+    folder.put(PATHS.log_entry(newest), 1, encode_entry(older))
+    assert PATHS.shared("pending") in folder.orphans()
+    folder.storage.delete([PATHS.log_entry(4)])
+    assert not folder.orphans(min_age=0)
+
+
+def test_the_clock_of_another_storage_may_be_behind(folder: Folder) -> None:
+    other = StoredFile("s3://bucket/changes//" + PATHS.shared("log"), 1, 1000.0)
+    found = sort_files([other], [], paths=PATHS, last_checkpoint_id=3, live_since=1000.0 + HOUR, now=1e9, min_age=HOUR)
+    assert found.live == (other,)
 
 
 def test_the_earlier_of_the_two_times_of_a_takeover_counts(folder: Folder) -> None:

@@ -7,7 +7,9 @@ these rules:
 - A run uploads files before its checkpoint completes, so a file without a reference may get one soon. Such a file was
   written after the run took the job over, because only the newest generation can complete a checkpoint. So every file
   modified since that takeover is kept. Both times come from the storage's clock: the log entry is a file, too. If the
-  driver's clock says that the takeover was earlier, the earlier time counts.
+  driver's clock says that the takeover was earlier, the earlier time counts. Every later entry of the generation
+  repeats this time, so it is known however long the run lasts. The storage of `changelog_dir` has a clock of its own,
+  so its files get an hour more.
 - The files are listed first. The log and the metadata are read afterwards. A checkpoint that completes in between is
   seen, with its references. A checkpoint that completes later consists of files that are referenced already, that were
   modified since the takeover, or that were not listed.
@@ -34,16 +36,19 @@ from pathlib import Path
 from strandline.checkpoint.job_log import Entry, JobLog, Takeover, decode_entry
 from strandline.checkpoint.metadata import CheckpointMetadata, file_paths
 from strandline.errors import CheckpointError, FencedError, IncompatibleCheckpointError, NotFoundError, StorageError
-from strandline.runtime.driver.restore.job_log import KEPT_ENTRIES, JobLogStore, read_metadata
+from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.storage import JobPaths, Storage, StoredFile
 from strandline.storage.base import TEMPORARY
-from strandline.storage.external import delete_files, inner_path, list_files
+from strandline.storage.external import delete_files, inner_path, list_files, root_of
 from strandline.storage.local import LocalStorage
 
 log = logging.getLogger(__name__)
 
 MIN_AGE = 3600.0
 """Seconds for which an unreferenced file is left alone, whoever wrote it."""
+
+CLOCK_DIFFERENCE = 3600.0
+"""Seconds by which the clock of another storage may be behind the clock of the storage that holds the log."""
 
 AT_ONCE = 1000
 """Files deleted between two looks at the log."""
@@ -94,7 +99,7 @@ def sort_files(
         number = paths.parse_metadata(file.path)
         if file.path in referenced:
             known += 1
-        elif file.modified >= live_since:
+        elif file.modified >= (live_since if root_of(file.path) is None else live_since - CLOCK_DIFFERENCE):
             live.append(file)
         elif file.modified > now - min_age:
             young.append(file)
@@ -235,31 +240,35 @@ def _read_retained(storage: Storage, paths: JobPaths, number: int) -> Checkpoint
 
 
 def _began(storage: Storage, paths: JobPaths, known: JobLog) -> tuple[float, str | None]:
-    """When the newest generation began, and who began it.
-
-    A long run deletes the log entry of its own takeover. Its oldest entry is used in that case: `KEPT_ENTRIES`
-    checkpoints have completed since. A pending checkpoint has a higher number than all of these. It can have uploaded
-    a file before that entry only if it has been pending together with all of them.
-    """
+    """When the newest generation began, and who began it."""
     times: dict[int, float] = {}
     for file in storage.list(paths.log_dir):
         number = paths.parse_log_entry(file.path)
         if number is not None and number <= known.position:
             times[number] = file.modified
+    if known.began is not None:
+        return min(known.began, times.get(known.position, math.inf)), known.owner or None
+    return _began_by_takeover(storage, paths, known, times)
+
+
+def _began_by_takeover(
+    storage: Storage, paths: JobPaths, known: JobLog, times: dict[int, float]
+) -> tuple[float, str | None]:
+    """When a generation of an older release began, whose completions do not say it.
+
+    If the entry of its takeover was deleted, the time is unknown, and every file may be one that the run is writing.
+    """
+    numbers = sorted(times)
 
     def read(number: int) -> Entry:
         path = paths.log_entry(number)
         return decode_entry(storage.read(path), f"{storage.url}/{path}")
 
-    numbers = sorted(times)
     place = bisect_left(numbers, known.generation, key=lambda number: read(number).generation)
-    if place == len(numbers):
-        return -math.inf, None  # The log grew and lost its old entries meanwhile: nothing is known.
-    first = read(numbers[place])
-    owner = first.owner if isinstance(first, Takeover) else None
-    if owner is None and len(numbers) - place < KEPT_ENTRIES:
+    first = read(numbers[place]) if place < len(numbers) else None
+    if not isinstance(first, Takeover):
         return -math.inf, None
-    return min(first.time, times[first.sequence]), owner
+    return min(first.time, times[first.sequence]), first.owner
 
 
 # --- temporary files -------------------------------------------------------------------------------

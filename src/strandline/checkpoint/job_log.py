@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
@@ -64,6 +64,11 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True, tag="completed", tag_
     """The ids that are not retained any more, oldest first."""
     released: tuple[int, ...] = ()
     """As in `Takeover`."""
+    owner: str = ""
+    """Who began the generation. Empty in an entry that an older release wrote."""
+    began: float | None = None
+    """When the generation began, so that the entry of its takeover may be deleted: the earlier of the driver's and the
+    storage's time of the takeover. None in an entry that an older release wrote."""
 
 
 Entry: TypeAlias = Takeover | Completed
@@ -152,6 +157,8 @@ class JobLog:
     """Checkpoints that the newest completion dropped. After a crash some of their files may exist: drop them again."""
     released: tuple[int, ...] = ()
     """Checkpoints in the job's folder that belong to the user."""
+    began: float | None = None
+    """When the generation began; None if an older release wrote the newest entry."""
 
     @classmethod
     def replay(cls, entries: Iterable[Entry]) -> JobLog:
@@ -193,7 +200,7 @@ class JobLog:
             raise self._contradiction(
                 entry, f"checkpoint {entry.checkpoint_id} completes after checkpoint {self.last_checkpoint_id}"
             )
-        return replace(self._start(entry), owner=self.owner)
+        return self._start(entry)
 
     def resume(self) -> Start:
         """Start from the newest completed checkpoint, or from the one that was restored last."""
@@ -257,9 +264,11 @@ class JobLog:
         nonce: str,
         retained: tuple[int, ...],
         dropped: tuple[int, ...],
+        began: float | None = None,
     ) -> Completed:
         """The entry with which the driver of this generation completes a checkpoint.
 
+        `began` is when the generation began, if the storage's clock says that it was earlier than the takeover says.
         Raises `CheckpointError` before the first takeover, or if the checkpoint is older than a completed one.
         """
         if self.generation == 0:
@@ -275,6 +284,8 @@ class JobLog:
             retained=retained,
             dropped=dropped,
             released=self.released,
+            owner=self.owner,
+            began=self.began if began is None else began,
         )
         self.apply(entry)
         return entry
@@ -290,6 +301,7 @@ class JobLog:
                 retained=entry.retained,
                 dropped=entry.dropped,
                 released=entry.released,
+                began=entry.time,
             )
         if entry.checkpoint_id not in entry.retained or set(entry.retained) & set(entry.dropped):
             raise self._contradiction(
@@ -299,11 +311,13 @@ class JobLog:
         return JobLog(
             position=entry.sequence,
             generation=entry.generation,
+            owner=entry.owner or self.owner,
             last_checkpoint_id=entry.checkpoint_id,
             latest=CheckpointRef(entry.checkpoint_id, entry.metadata_path, entry.batch_id),
             retained=entry.retained,
             dropped=entry.dropped,
             released=entry.released,
+            began=entry.began,
         )
 
     def _contradiction(self, entry: Entry, what: str) -> CheckpointError:

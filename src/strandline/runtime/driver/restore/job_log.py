@@ -50,6 +50,7 @@ class JobLogStore:
         self._kept_entries = kept_entries
         self.job_log = JobLog()
         """Where the job stands after the last entry that this driver has read or won."""
+        self._began = 0.0
 
     def load(self) -> JobLog:
         """Read where the job stands now. Raises `DirectoryNotOursError` if the folder holds files but no log."""
@@ -96,6 +97,7 @@ class JobLogStore:
         if self._create(entry) is not Verdict.OURS or self._later(entry.sequence) is not None:
             return False
         self._apply(entry)
+        self._began = min(entry.time, self._modified(entry.sequence))
         return True
 
     def complete(
@@ -103,7 +105,7 @@ class JobLogStore:
     ) -> JobLog:
         """Enter a completed checkpoint. Raises `FencedError` if another driver has taken the job over."""
         entry = self.job_log.completion_entry(
-            checkpoint_id, metadata_path, batch_id, time.time(), uuid.uuid4().hex, retained, dropped
+            checkpoint_id, metadata_path, batch_id, time.time(), uuid.uuid4().hex, retained, dropped, self._began
         )
         return self._win(entry)
 
@@ -142,6 +144,11 @@ class JobLogStore:
         if later is not None:
             raise fenced_error(self._paths.job, generation, self._read(later))
         return self.job_log
+
+    def _modified(self, number: int) -> float:
+        """When an entry was written, by the storage's clock; 0 if the storage does not say."""
+        path = self._paths.log_entry(number)
+        return next((file.modified for file in self._storage.list(self._paths.log_dir) if file.path == path), 0.0)
 
     def _later(self, number: int) -> int | None:
         """The first entry after `number`; None if there is none.

@@ -21,12 +21,23 @@ import pytest
 from strandline import errors
 from strandline.errors import AuthenticationError, SlotLostError, StrandlineError
 from strandline.runtime.protocol.address import Address, host_identity
-from strandline.runtime.protocol.calls import NOTHING, Client, Nothing, call, declared_calls, request_decoder
+from strandline.runtime.protocol.calls import (
+    ANSWER,
+    LONG,
+    NOTHING,
+    STILL_AT_IT,
+    Client,
+    Nothing,
+    call,
+    declared_calls,
+    request_decoder,
+)
 from strandline.runtime.protocol.coordinator_calls import CoordinatorCalls, CoordinatorClient
 from strandline.runtime.protocol.failures import Failure, translate
 from strandline.runtime.protocol.server import Server
 from strandline.runtime.protocol.slot_calls import SlotCalls, SlotClient
 from strandline.runtime.protocol.taskmanager_calls import TaskManagerCalls, TaskManagerClient
+from strandline.runtime.protocol.tickets import Tickets
 from tests.waiting import wait_until
 
 RUN, GENERATION = "the run", 3
@@ -57,27 +68,35 @@ class Pause(msgspec.Struct, frozen=True):
 class Calls(ABC):
     """What is asked here."""
 
-    @call(deadline=5.0, repeatable=True)
+    @call(deadline=5.0)
     @abstractmethod
     def echo(self, request: Text) -> Text: ...
 
-    @call(deadline=5.0, repeatable=False)
+    @call(deadline=5.0)
     @abstractmethod
     def fail(self, request: Text) -> None: ...
 
-    @call(deadline=5.0, repeatable=False)
+    @call(deadline=5.0)
     @abstractmethod
     def crash(self, request: Nothing) -> None: ...
 
-    @call(deadline=lambda request: request.patience, repeatable=True)
+    @call(deadline=lambda request: request.patience)
     @abstractmethod
     def sleep(self, request: Pause) -> None: ...
 
-    @call(deadline=lambda request: request.patience, repeatable=False)
+    @call(deadline=lambda request: request.patience)
     @abstractmethod
     def doze(self, request: Pause) -> None: ...
 
-    @call(deadline=5.0, repeatable=True, fenced=False)
+    @call(deadline=lambda request: request.patience)
+    @abstractmethod
+    def wake(self, request: Pause) -> str: ...
+
+    @call(deadline=LONG)
+    @abstractmethod
+    def oversleep(self, request: Text) -> None: ...
+
+    @call(deadline=5.0, fenced=False)
     @abstractmethod
     def greet(self, request: Nothing) -> str: ...
 
@@ -100,6 +119,12 @@ class CallsClient(Client, Calls):
     def doze(self, request: Pause) -> None:
         return self.carry_out(Calls.doze, request)
 
+    def wake(self, request: Pause) -> str:
+        return self.carry_out(Calls.wake, request)
+
+    def oversleep(self, request: Text) -> None:
+        return self.carry_out(Calls.oversleep, request)
+
     def greet(self, request: Nothing) -> str:
         return self.carry_out(Calls.greet, request)
 
@@ -109,6 +134,7 @@ class Process(Calls):
 
     def __init__(self, folder: Path) -> None:
         self.calls: list[str] = []
+        self.awake = threading.Event()
         self.server = Server(
             SECRET,
             Calls,
@@ -140,6 +166,16 @@ class Process(Calls):
     def doze(self, request: Pause) -> None:
         self.calls.append("doze")
         time.sleep(request.seconds)
+
+    def wake(self, request: Pause) -> str:
+        self.calls.append("wake")
+        self.awake.wait()
+        return "good morning"
+
+    def oversleep(self, request: Text) -> None:
+        self.calls.append("oversleep")
+        time.sleep(STILL_AT_IT)
+        raise errors.SchemaError(request.value)
 
     def greet(self, request: Nothing) -> str:
         return "hello"
@@ -179,6 +215,7 @@ class Relayed:
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
+        self.connections = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Relayed:
@@ -190,6 +227,9 @@ class Relayed:
 
     def address(self, address: Address) -> Address:
         return msgspec.structs.replace(address, host_id="elsewhere", port=self._listener.getsockname()[1])
+
+    def more_than(self, connections: int) -> bool:
+        return self.connections > connections
 
     def cut(self) -> None:
         """Break every connection, as a network does; new ones work."""
@@ -203,6 +243,7 @@ class Relayed:
         with suppress(OSError):
             while True:
                 caller, _where = self._listener.accept()
+                self.connections += 1
                 server = socket.create_connection(("127.0.0.1", self._target))
                 self._open += [caller, server]
                 for source, target in ((caller, server), (server, caller)):
@@ -298,11 +339,11 @@ def test_other_exceptions_arrive_as_ours_with_their_class_in_the_text(process: P
 class NewerCalls(ABC):
     """What a later release might ask."""
 
-    @call(deadline=5.0, repeatable=True)
+    @call(deadline=5.0)
     @abstractmethod
     def dance(self, request: Nothing) -> None: ...
 
-    @call(deadline=5.0, repeatable=True)
+    @call(deadline=5.0)
     @abstractmethod
     def echo(self, request: int) -> int: ...
 
@@ -417,20 +458,75 @@ def test_an_error_of_a_newer_release_is_still_an_error() -> None:
     assert type(Failure("annotations", "no error class").error()) is StrandlineError
 
 
-def test_only_a_call_that_may_be_repeated_is_made_again_when_its_connection_breaks(process: Process) -> None:
+def test_a_quick_call_is_made_again_when_its_connection_breaks(process: Process) -> None:
     with Relayed(process.server.address.port) as relayed, ThreadPoolExecutor() as pool:
         client = client_of(relayed.address(process.server.address))
-        for method, times in (("sleep", 2), ("doze", 1)):
-            answer = pool.submit(getattr(client, method), Pause(0.3, patience=10))
-            wait_until(partial(process.calls.__contains__, method))
-            relayed.cut()
-            if times == 2:
-                assert answer.result() is None
-            else:
-                with pytest.raises(SlotLostError, match="no answer"):
-                    answer.result()
-            assert process.calls.count(method) == times
+        answer = pool.submit(client.sleep, Pause(0.3, patience=4))
+        wait_until(partial(process.calls.__contains__, "sleep"))
+        relayed.cut()
+        assert answer.result() is None
+        assert process.calls.count("sleep") == 2
         client.close()
+
+
+def test_a_long_call_is_carried_out_once_however_often_its_connection_breaks(process: Process) -> None:
+    with Relayed(process.server.address.port) as relayed, ThreadPoolExecutor() as pool:
+        client = client_of(relayed.address(process.server.address))
+        process.awake.clear()
+        answer = pool.submit(client.wake, Pause(0, patience=LONG))
+        wait_until(partial(process.calls.__contains__, "wake"))
+        for _ in range(2):
+            seen = relayed.connections
+            relayed.cut()
+            wait_until(partial(relayed.more_than, seen), what="another connection")
+        process.awake.set()
+        assert answer.result() == "good morning"
+        assert process.calls == ["wake"]
+        client.close()
+
+
+def test_a_long_call_takes_as_long_as_it_takes(process: Process) -> None:
+    """It takes longer than the caller waits for one reply, and than the process may be silent."""
+    client = CallsClient(process.server.address, SECRET, RUN, lambda: GENERATION, patience=0.1)
+    client.doze(Pause(STILL_AT_IT + ANSWER, patience=LONG))
+    with pytest.raises(errors.SchemaError, match=r"^no$"):
+        client.oversleep(Text("no"))
+    assert process.calls == ["doze", "oversleep"]
+    client.close()
+
+
+def test_a_process_that_takes_connections_and_is_silent_counts_as_lost() -> None:
+    """As one that is stopped: the system still takes connections for it."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = Address("elsewhere", "", "127.0.0.1", mute.getsockname()[1])
+        client = CallsClient(address, SECRET, RUN, lambda: GENERATION, patience=0.5)
+        with pytest.raises(SlotLostError, match="no answer"):
+            client.doze(Pause(0, patience=LONG))
+        client.close()
+
+
+def test_calls_of_a_run_that_ends_are_abandoned(process: Process) -> None:
+    client = client_of(process.server.address)
+    process.awake.clear()
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(client.wake, Pause(0, patience=LONG))
+        wait_until(partial(process.calls.__contains__, "wake"))
+        client.abandon()
+        with pytest.raises(SlotLostError, match="its run ends"):
+            answer.result()
+    process.awake.set()
+    client.close()
+
+
+def test_the_reply_to_a_long_call_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("strandline.runtime.protocol.tickets.time.monotonic", lambda: now[0])
+    tickets = Tickets()
+    for number in range(3):
+        tickets.begin(f"call {number}", "echo", lambda: b"reply", patience=100.0)
+        assert tickets.reply(f"call {number}", 5) == b"reply"
+        now[0] += 150
+    assert [f"call {number}" in tickets for number in range(3)] == [False, True, True]
 
 
 def test_a_deadline_is_not_a_reason_to_repeat(process: Process) -> None:

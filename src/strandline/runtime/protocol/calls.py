@@ -1,15 +1,22 @@
 """Typed calls between processes: what a call declares, and the one place that carries calls out.
 
 The calls that a process answers are the methods of an abstract class, such as `SlotCalls`. Each method takes one
-request and returns one response. Its mark `@call` declares the deadline, whether the call may be repeated, and whether
-callers of an older generation are refused. The process implements the class. Its client is a subclass, too: there, each
-method hands the declared method and the request to `Client.carry_out`.
+request and returns one response. Its mark `@call` declares the deadline, and whether callers of an older generation
+are refused. The process implements the class. Its client is a subclass, too: there, each method hands the declared
+method and the request to `Client.carry_out`.
+
+A call whose deadline is at most `QUICK` is one message and one reply, and is made again when its connection breaks: it
+may be carried out twice. A longer call is a ticket. Its caller names it, the other process carries it out once, in a
+thread, and answers every `STILL_AT_IT` seconds that it is still at it. So no reply is waited for longer than a few
+seconds, and a process that is silent is noticed, however long the work takes.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +27,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from strandline.errors import SlotLostError
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.failures import Failure, translate
 
@@ -29,15 +37,23 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 SECRET_HEADER: Final = "x-strandline-secret"
 QUICK: Final = 5.0
-"""The deadline of a call that only reads or notes something, in seconds."""
+"""The deadline of a call that only reads or notes something, in seconds. A longer call is a ticket."""
 LONG: Final = 6 * 3600.0
 """The deadline of a call whose work depends on the size of the state, on user code or on storage, in seconds."""
 FORWARDING: Final = 2.0
 """What a task manager gets on top of a slot's deadline when it forwards a call, in seconds."""
-TRIES: Final = 2
-"""How often a call that may be repeated is tried."""
+STILL_AT_IT: Final = 1.0
+"""Seconds after which a server answers that it is still at a call."""
+ANSWER: Final = 3.0
+"""Seconds for which the caller of a ticket waits for one reply."""
+PATIENCE: Final = 8.0
+"""Seconds of silence after which a process counts as lost, unless the caller says otherwise."""
+TRIES: Final = 3
+"""How often in a row the connection of a call may fail before the other process counts as lost."""
 PAUSE: Final = 0.05
 """Seconds between two tries."""
+AWAIT: Final = "await:"
+"""The name of the message that asks for the reply to a ticket begins with this, and ends with the call's id."""
 CONNECTION_HOOK: Final = "STRANDLINE_CONNECTION_HOOK"
 _KEEP_ALIVE: Final = [("grpc.keepalive_time_ms", 330_000), ("grpc.keepalive_timeout_ms", 20_000)]
 """A peer whose host vanished without closing the connection is noticed by these pings while a call waits.
@@ -59,6 +75,10 @@ class Envelope(msgspec.Struct, Generic[Request], frozen=True, array_like=True):
     run_id: str
     generation: int
     request: Request
+    call_id: str = ""
+    """Names the call if it is a ticket."""
+    patience: float = 0.0
+    """For how many seconds the caller of a ticket may ask again."""
 
 
 class Reply(msgspec.Struct, Generic[Response], frozen=True, array_like=True):
@@ -66,6 +86,8 @@ class Reply(msgspec.Struct, Generic[Response], frozen=True, array_like=True):
 
     response: Response | None = None
     failure: Failure | None = None
+    pending: bool = False
+    """Whether the process is still at it: the caller asks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +95,7 @@ class Terms:
     """What a call declares."""
 
     deadline: Callable[[Any], float]
-    """Seconds after which the caller gives up, for a request."""
-    repeatable: bool
-    """Whether the caller may try again when the connection fails. If the call arrives twice, its effect is the same."""
+    """Seconds after which the caller gives up, for a request. If it is at most `QUICK`, the call may arrive twice."""
     fenced: bool
     """Whether a caller of an older generation than the callee's is refused."""
 
@@ -83,11 +103,9 @@ class Terms:
 _TERMS: Final = "__strandline_call__"
 
 
-def call(
-    *, deadline: float | Callable[[Any], float], repeatable: bool, fenced: bool = True
-) -> Callable[[Method], Method]:
+def call(*, deadline: float | Callable[[Any], float], fenced: bool = True) -> Callable[[Method], Method]:
     """Marks a method of a calls class as a call between processes."""
-    terms = Terms(deadline if callable(deadline) else lambda _request: deadline, repeatable, fenced)
+    terms = Terms(deadline if callable(deadline) else lambda _request: deadline, fenced)
 
     def mark(method: Method) -> Method:
         setattr(method, _TERMS, terms)
@@ -128,40 +146,101 @@ def _connect(address: Address) -> Any:
     return getattr(import_module(module), function)(client) if module else client
 
 
+class _ReplyState(msgspec.Struct, frozen=True, array_like=True):
+    """A reply of which only one thing matters."""
+
+    response: msgspec.Raw
+    failure: msgspec.Raw
+    pending: bool
+
+
+_PENDING: Final = msgspec.msgpack.Decoder(_ReplyState)
+
+
 class Client:
     """Calls one process, on behalf of a run and of its current generation. Safe to use from several threads."""
 
-    def __init__(self, address: Address, secret: str, run_id: str, generation: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        secret: str,
+        run_id: str,
+        generation: Callable[[], int],
+        *,
+        patience: float = PATIENCE,
+    ) -> None:
+        """If the process is silent for `patience` seconds during a ticket, it counts as lost."""
         self.address = address
         self._run_id = run_id
         self._generation = generation
+        self._patience = patience
+        self._abandoned = threading.Event()
         self._headers = [(SECRET_HEADER.encode(), secret.encode())]
         self._client = _connect(address)
 
     def carry_out(self, method: Callable[[Any, Request], Response], request: Request) -> Response:
         """The response of the other process to a declared call.
 
-        Raises the error that the call raised there, or `SlotLostError` when nobody answers before the deadline.
+        Raises the error that the call raised there. Raises `SlotLostError` when the process is silent, when the
+        deadline is over, and after `abandon`.
         """
-        terms = terms_of(method)
-        body = msgspec.msgpack.encode(Envelope(self._run_id, self._generation(), request))
-        action = flight.Action(method.__name__, body)
-        options = flight.FlightCallOptions(timeout=terms.deadline(request), headers=self._headers)
-        tries = TRIES if terms.repeatable else 1
+        deadline = terms_of(method).deadline(request)
+        if deadline <= QUICK:
+            action = flight.Action(method.__name__, self._envelope(request, ""))
+            result = self._ask(method, action, deadline, 0.0)
+        else:
+            result = self._await(method, request, time.monotonic() + deadline)
+        reply = _reply_decoder(method).decode(result)
+        if reply.failure is not None:
+            raise reply.failure.error()
+        return cast("Response", reply.response)
+
+    def _envelope(self, request: Any, call_id: str) -> bytes:
+        return msgspec.msgpack.encode(
+            Envelope(self._run_id, self._generation(), request, call_id, self._patience if call_id else 0.0)
+        )
+
+    def _await(self, method: Callable[..., Any], request: Any, deadline: float) -> bytes:
+        """The encoded reply to a ticket."""
+        call_id = uuid.uuid4().hex
+        action = flight.Action(method.__name__, self._envelope(request, call_id))
         while True:
-            tries -= 1
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise SlotLostError(f"{self._called(method)}: not done before the deadline of the call")
+            result = self._ask(method, action, min(ANSWER, left), min(self._patience, left))
+            if not _PENDING.decode(result).pending:
+                return result
+            action = flight.Action(f"{AWAIT}{call_id}", b"")  # the request is known there
+
+    def _ask(self, method: Callable[..., Any], action: Any, timeout: float, patience: float) -> bytes:
+        """The encoded reply to one message, which is sent again for as long as the other process may be silent."""
+        options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
+        began = time.monotonic()
+        broken = 0
+        while True:
+            if self._abandoned.is_set():
+                raise SlotLostError(f"{self._called(method)}: the call was abandoned, because its run ends")
             try:
                 (result,) = self._client.do_action(action, options)
+                return cast("bytes", result.body.to_pybytes())
             except (flight.FlightError, pa.ArrowException, OSError) as error:
-                broken = isinstance(error, flight.FlightUnavailableError)
-                if broken and tries > 0:
-                    time.sleep(PAUSE)
-                    continue
-                raise translate(error, f"{method.__name__} at {self.address.host}:{self.address.port}") from error
-            reply = _reply_decoder(method).decode(result.body.to_pybytes())
-            if reply.failure is not None:
-                raise reply.failure.error()
-            return cast("Response", reply.response)
+                cut = isinstance(error, flight.FlightUnavailableError)
+                broken = broken + 1 if cut else 0
+                silent = isinstance(error, flight.FlightTimedOutError) and time.monotonic() - began < patience
+                if not silent and not (cut and broken < TRIES):
+                    raise translate(error, self._called(method)) from error
+            time.sleep(PAUSE)
+
+    def _called(self, method: Callable[..., Any]) -> str:
+        return f"{method.__name__} at {self.address.host}:{self.address.port}"
+
+    def abandon(self) -> None:
+        """Let every call, now and later, raise `SlotLostError` as soon as the reply that it waits for is there or late.
+
+        That takes at most `ANSWER` seconds.
+        """
+        self._abandoned.set()
 
     def exchange(self, command: bytes) -> tuple[Any, Any]:
         """A writer and a reader for one exchange of rows."""

@@ -59,27 +59,27 @@ class Decline(msgspec.Struct, frozen=True):
 class CoordinatorCalls(ABC):
     """What the driver can be asked to do."""
 
-    @call(deadline=10.0, repeatable=True, fenced=False)
+    @call(deadline=10.0, fenced=False)
     @abstractmethod
     def register(self, request: Registration) -> None:
         """Makes a task manager known."""
 
-    @call(deadline=HEARTBEAT_EVERY, repeatable=True, fenced=False)
+    @call(deadline=HEARTBEAT_EVERY, fenced=False)
     @abstractmethod
     def heartbeat(self, request: Heartbeat) -> HeartbeatAnswer:
         """Notes that a task manager lives."""
 
-    @call(deadline=30.0, repeatable=True)
+    @call(deadline=30.0)
     @abstractmethod
     def slot_addresses(self, request: Nothing) -> dict[int, Address]:
         """Where the slots are."""
 
-    @call(deadline=LONG, repeatable=False)
+    @call(deadline=LONG)
     @abstractmethod
     def acknowledge(self, request: Acknowledgement) -> None:
         """Takes a subtask's acknowledgement of a checkpoint."""
 
-    @call(deadline=LONG, repeatable=False)
+    @call(deadline=LONG)
     @abstractmethod
     def decline(self, request: Decline) -> None:
         """Takes the news that a checkpoint cannot complete."""

@@ -5,18 +5,31 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow.flight as flight
 
-from strandline.errors import StaleAttemptError, StrandlineError
+from strandline.errors import SlotLostError, StaleAttemptError, StrandlineError
 from strandline.runtime.protocol.address import Address, host_identity
-from strandline.runtime.protocol.calls import SECRET_HEADER, Reply, declared_calls, request_decoder, terms_of
+from strandline.runtime.protocol.calls import (
+    AWAIT,
+    SECRET_HEADER,
+    STILL_AT_IT,
+    Envelope,
+    Reply,
+    declared_calls,
+    request_decoder,
+    terms_of,
+)
 from strandline.runtime.protocol.failures import Failure, flight_error
+from strandline.runtime.protocol.tickets import Tickets
 
 log = logging.getLogger(__name__)
+
+_STILL_AT_IT = msgspec.msgpack.encode(Reply(pending=True))
 
 Exchange = Callable[[Any, bytes, Any, Any], None]
 """Serves one exchange of rows: Flight's context, the command, a reader and a writer."""
@@ -71,6 +84,7 @@ class Server:
         self._run_id = run_id
         self._generation = generation
         self._exchange = exchange
+        self._tickets = Tickets()
         self._calls = {name: (declared, getattr(process, name)) for name, declared in declared_calls(interface).items()}
         Path(unix_path).unlink(missing_ok=True)
         self._tcp = _FlightServer(f"grpc://{bind_host}:0", self, secret)
@@ -79,26 +93,52 @@ class Server:
         self.address = Address(host_identity(), unix_path, advertise_host or bind_host, self._tcp.port)
 
     def answer(self, name: str, body: bytes) -> bytes:
-        """The encoded reply to an encoded request."""
+        """The encoded reply to an encoded request, or the news that the process is still at it."""
         try:
-            return msgspec.msgpack.encode(Reply(self._response(name, body)))
-        except Exception as error:
-            if not isinstance(error, StrandlineError):
-                log.exception("call %s failed", name)
-            return msgspec.msgpack.encode(Reply(failure=Failure.of(error)))
+            if name.startswith(AWAIT):
+                return self._await(name.removeprefix(AWAIT))
+            declared, method = self._declared(name)
+            envelope = request_decoder(declared).decode(body)
+            if envelope.call_id not in self._tickets:
+                self._check_sender(name, declared, envelope)
+            work = partial(self._reply, name, method, envelope.request)
+            if not envelope.call_id:
+                return work()
+            self._tickets.begin(envelope.call_id, name, work, envelope.patience)
+            return self._await(envelope.call_id)
+        except Exception as error:  # noqa: BLE001 - every error is a reply
+            return self._failed(name, error)
 
-    def _response(self, name: str, body: bytes) -> Any:
+    def _declared(self, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         if name not in self._calls:
             raise StrandlineError(f"unknown call {name!r}")
-        declared, method = self._calls[name]
-        envelope = request_decoder(declared).decode(body)
+        return self._calls[name]
+
+    def _check_sender(self, name: str, declared: Callable[..., Any], envelope: Envelope[Any]) -> None:
         if envelope.run_id != self._run_id:
             raise StaleAttemptError(f"{name}: the caller belongs to run {envelope.run_id}, not to {self._run_id}")
         if terms_of(declared).fenced and envelope.generation < (current := self._generation()):
             raise StaleAttemptError(
                 f"{name}: the caller is of generation {envelope.generation}, but generation {current} has begun"
             )
-        return method(envelope.request)
+
+    def _await(self, call_id: str) -> bytes:
+        try:
+            reply = self._tickets.reply(call_id, STILL_AT_IT)
+        except KeyError:
+            raise SlotLostError("the reply to a call was asked for too late") from None
+        return _STILL_AT_IT if reply is None else reply
+
+    def _reply(self, name: str, method: Callable[..., Any], request: Any) -> bytes:
+        try:
+            return msgspec.msgpack.encode(Reply(method(request)))
+        except Exception as error:  # noqa: BLE001 - every error is a reply
+            return self._failed(name, error)
+
+    def _failed(self, name: str, error: Exception) -> bytes:
+        if not isinstance(error, StrandlineError):
+            log.error("call %s failed", name, exc_info=error)
+        return msgspec.msgpack.encode(Reply(failure=Failure.of(error)))
 
     def exchange(self, context: Any, command: bytes, reader: Any, writer: Any) -> None:
         """Serves one exchange of rows."""

@@ -118,62 +118,62 @@ class SlotFailed(msgspec.Struct, frozen=True, tag="failed"):
 class SlotCalls(ABC):
     """What a slot can be asked to do."""
 
-    @call(deadline=QUICK, repeatable=True)
+    @call(deadline=QUICK)
     @abstractmethod
     def status(self, request: Nothing) -> SlotStatus:
         """Where the slot stands."""
 
-    @call(deadline=LONG, repeatable=True)
+    @call(deadline=LONG)
     @abstractmethod
     def status_when_free(self, request: Nothing) -> SlotStatus:
         """Where the slot stands; a slot that is busy with a barrier or a commit answers later."""
 
-    @call(deadline=QUICK, repeatable=True)
+    @call(deadline=QUICK)
     @abstractmethod
     def figures(self, request: Nothing) -> SlotFigures:
         """What the slot has done and holds."""
 
-    @call(deadline=10.0, repeatable=True)
+    @call(deadline=10.0)
     @abstractmethod
     def query(self, request: Query) -> bytes:
         """The state of one key, pickled; empty if the key is not of this slot."""
 
-    @call(deadline=LONG, repeatable=True)
+    @call(deadline=LONG)
     @abstractmethod
     def prepare_empty(self, request: PrepareEmpty) -> None:
         """Prepares the operators that Spark did not call: for them the batch had no rows."""
 
-    @call(deadline=LONG, repeatable=True)
+    @call(deadline=LONG)
     @abstractmethod
     def discard(self, request: BatchRound) -> None:
         """Begins a round: what was prepared for the batch is void, and attempts of older rounds are refused."""
 
-    @call(deadline=LONG, repeatable=True)
+    @call(deadline=LONG)
     @abstractmethod
     def commit(self, request: Commit) -> NextTimers:
         """Makes the prepared batch the state of all operators."""
 
-    @call(deadline=LONG, repeatable=True)
+    @call(deadline=LONG)
     @abstractmethod
     def compact(self, request: Nothing) -> None:
         """Makes the state small on disk, for a snapshot that many checkpoints will name."""
 
-    @call(deadline=LONG, repeatable=False)
+    @call(deadline=LONG)
     @abstractmethod
     def freeze(self, request: Freeze) -> None:
         """Takes a snapshot of the committed state; its files are written in the background."""
 
-    @call(deadline=LONG, repeatable=True)
+    @call(deadline=LONG)
     @abstractmethod
     def report(self, request: SnapshotRef) -> list[SnapshotReport]:
         """The files of a snapshot, once they are all on disk."""
 
-    @call(deadline=LONG, repeatable=True)
+    @call(deadline=LONG)
     @abstractmethod
     def release(self, request: SnapshotRef) -> None:
         """Lets a snapshot's files go, unless they are the newest local ones."""
 
-    @call(deadline=2.0, repeatable=True, fenced=False)
+    @call(deadline=2.0, fenced=False)
     @abstractmethod
     def stop(self, request: Nothing) -> None:
         """Ends the process, after its answer."""

@@ -128,81 +128,81 @@ class TaskManagerCalls(ABC):
 
     # --- processes -------------------------------------------------------------------------------
 
-    @call(deadline=LONG, repeatable=False)
+    @call(deadline=LONG)
     @abstractmethod
     def start_slots(self, request: StartSlots) -> dict[int, StartedSlot]:
         """Starts slots, in parallel; answers once they hold their state."""
 
-    @call(deadline=QUICK, repeatable=True)
+    @call(deadline=QUICK)
     @abstractmethod
     def start_spares(self, request: SpareSlots) -> None:
         """Starts slot processes in advance."""
 
-    @call(deadline=15.0, repeatable=True, fenced=False)
+    @call(deadline=15.0, fenced=False)
     @abstractmethod
     def stop_slots(self, request: Nothing) -> None:
         """Ends all slots."""
 
-    @call(deadline=QUICK, repeatable=True, fenced=False)
+    @call(deadline=QUICK, fenced=False)
     @abstractmethod
     def shutdown(self, request: Nothing) -> None:
         """Ends the task manager, after its answer."""
 
-    @call(deadline=QUICK, repeatable=True, fenced=False)
+    @call(deadline=QUICK, fenced=False)
     @abstractmethod
     def describe(self, request: Nothing) -> TaskManagerInfo:
         """The process and its slots."""
 
-    @call(deadline=QUICK, repeatable=True)
+    @call(deadline=QUICK)
     @abstractmethod
     def changelog_figures(self, request: Nothing) -> ChangelogFigures | None:
         """What the changelog takes up and what it cost; None without a changelog."""
 
     # --- batches ---------------------------------------------------------------------------------
 
-    @call(deadline=QUICK, repeatable=True)
+    @call(deadline=QUICK)
     @abstractmethod
     def sealed(self, request: Sealed) -> None:
         """A slot has sealed a segment: its upload may begin."""
 
-    @call(deadline=LONG, repeatable=True)
+    @call(deadline=LONG)
     @abstractmethod
     def collect_prepared(self, request: ForSlots[BatchRound]) -> SlotAnswers[PreparedSlot]:
         """Where the slots stand; with the changelog, once what they prepared in this round is durable."""
 
-    @call(deadline=LONG, repeatable=True)
+    @call(deadline=LONG)
     @abstractmethod
     def commit(self, request: ForSlots[Commit]) -> SlotAnswers[NextTimers]:
         """The batch is decided: it is part of the changelog, and every slot makes it its state."""
 
-    @call(deadline=LONG, repeatable=True)
+    @call(deadline=LONG)
     @abstractmethod
     def discard(self, request: ForSlots[BatchRound]) -> SlotAnswers[None]:
         """See `SlotCalls.discard`."""
 
-    @call(deadline=LONG, repeatable=True)
+    @call(deadline=LONG)
     @abstractmethod
     def prepare_empty(self, request: ForSlots[PrepareEmpty]) -> SlotAnswers[None]:
         """See `SlotCalls.prepare_empty`."""
 
-    @call(deadline=_forwarded(QUICK), repeatable=True)
+    @call(deadline=_forwarded(QUICK))
     @abstractmethod
     def slot_status(self, request: ForSlots[Nothing]) -> SlotAnswers[SlotStatus]:
         """See `SlotCalls.status`."""
 
-    @call(deadline=_forwarded(QUICK), repeatable=True)
+    @call(deadline=_forwarded(QUICK))
     @abstractmethod
     def slot_figures(self, request: ForSlots[Nothing]) -> SlotAnswers[SlotFigures]:
         """See `SlotCalls.figures`."""
 
-    @call(deadline=_forwarded(10.0), repeatable=True)
+    @call(deadline=_forwarded(10.0))
     @abstractmethod
     def query(self, request: ForSlots[Query]) -> SlotAnswers[bytes]:
         """See `SlotCalls.query`."""
 
     # --- checkpoints -----------------------------------------------------------------------------
 
-    @call(deadline=lambda request: _forwarded(request.timeout), repeatable=False)
+    @call(deadline=lambda request: _forwarded(request.timeout))
     @abstractmethod
     def take_checkpoint(self, request: TakeCheckpoint) -> SlotAnswers[list[SubtaskAck]]:
         """Freezes all slots, which is the synchronous part of a checkpoint, and uploads in the background.
@@ -210,17 +210,17 @@ class TaskManagerCalls(ABC):
         Acknowledgements that are ready at once, as with the changelog, are part of the answer.
         """
 
-    @call(deadline=lambda request: _forwarded(request.timeout), repeatable=False)
+    @call(deadline=lambda request: _forwarded(request.timeout))
     @abstractmethod
     def take_savepoint(self, request: TakeSavepoint) -> SlotAnswers[None]:
         """Freezes all slots for a savepoint, and uploads in the background, to the savepoint's own folder."""
 
-    @call(deadline=10.0, repeatable=True)
+    @call(deadline=10.0)
     @abstractmethod
     def checkpoint_completed(self, request: CheckpointCompleted) -> None:
         """A checkpoint is complete: the next one may refer to its files."""
 
-    @call(deadline=10.0, repeatable=True)
+    @call(deadline=10.0)
     @abstractmethod
     def checkpoint_aborted(self, request: CheckpointAborted) -> None:
         """A checkpoint was given up: what is not uploaded yet need not be."""

@@ -188,13 +188,15 @@ class Config:
         "1s",
         POSITIVE,
         keys=("dstl.dfs.upload.timeout", "state.changelog.dstl.dfs.upload.timeout"),
-        doc="A changelog upload that takes longer is started a second time; the first one to finish counts.",
+        doc="A changelog upload that takes longer is started a second time; the first one to finish counts. A large "
+        "upload gets more time, by its size and by the rate of the last one.",
     )
     changelog_upload_attempts: Int = option(
         3,
         kinds.integer(1),
         keys=("dstl.dfs.upload.max-attempts", "state.changelog.dstl.dfs.upload.max-attempts"),
-        doc="How many attempts a slow or failing changelog upload gets before the batch goes on without it.",
+        doc="How many attempts a slow or failing changelog upload gets before the batch goes on without it. A slow "
+        "attempt goes on, and counts when it succeeds.",
     )
     changelog_max_in_flight: Size = option(
         "100mb",

@@ -22,6 +22,7 @@ from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.folders import slot_folder
 from strandline.runtime.protocol.messages import RunInfo, Sealed, SegmentUpload
 from strandline.runtime.taskmanager.changelog.changelog import Changelog
+from strandline.runtime.taskmanager.changelog.segment_uploader import THREADS
 from strandline.runtime.taskmanager.changelog.tuning import ChangelogTuning
 from strandline.storage.local import LocalStorage
 from strandline.testing.faults import FaultyStorage
@@ -49,10 +50,14 @@ class World:
         self.folder = folder
         self.storage = LocalStorage(str(folder / "durable"))
         self.switch = folder / "switch"
-        self.faulty = FaultyStorage(
-            f"faulty+file://{self.storage.root}", {"switch": str(self.switch), "fail_pattern": "^(upload|write) "}
-        )
+        self.faulty = self.with_faults()
         self.hosts: list[Host] = []
+
+    def with_faults(self, **options: str) -> FaultyStorage:
+        return FaultyStorage(
+            f"faulty+file://{self.storage.root}",
+            {"switch": str(self.switch), "fail_pattern": "^(upload|write) ", **options},
+        )
 
     def run(self, **changelog: Any) -> RunInfo:
         return run_info(self.folder, self.storage, changelog_settings(**changelog))
@@ -176,14 +181,13 @@ def test_a_new_round_replaces_what_was_sealed(world: World) -> None:
 def test_an_upload_of_a_round_that_was_replaced_meanwhile_is_deleted(world: World) -> None:
     host = world.started()
     slow = threading.Event()
-    upload = host.changelog._uploader.upload
+    uploaded = host.changelog.queue._uploaded
 
-    def wait(segments: Any) -> Any:
-        handles = upload(segments)
+    def wait(group: Any, handles: Any) -> None:
         assert slow.wait(10)
-        return handles
+        uploaded(group, handles)
 
-    host.changelog._uploader.upload = wait  # type: ignore[method-assign]
+    host.changelog.queue._uploaded = wait  # type: ignore[method-assign]
     host.prepare(1, 0, {S0: {A0: b"void"}, S1: {A1: b"void"}})
     wait_until(lambda: len(world.stored()) == 1)
     void = world.stored()
@@ -257,6 +261,25 @@ def test_what_is_behind_is_uploaded_with_the_next_batch_in_its_place(world: Worl
     assert batches(host) == [1, 2]
     assert world.state(host.acknowledged(1)[0].state) == {A0: b"2", B0: b"1"}
     assert not list(slot_folder(host.slots[0].spec).rglob("*.behind"))
+
+
+def test_uploads_that_are_slower_than_all_tries_become_durable_by_themselves(world: World) -> None:
+    world.faulty = world.with_faults(fail_mode="hang")
+    host = world.started(upload_timeout=0.02, upload_attempts=3)
+    world.fail()
+    for batch in range(1, 13):
+        outcome = host.batch(batch, {S0: {A0: str(batch).encode()}, S1: {key(1, str(batch)): b"x"}})
+        assert outcome[S0] == SegmentUpload(durable=False, file=None)
+    assert len(host.changelog.queue.behind) == 24
+    assert host.changelog.figures().upload_attempts <= THREADS  # so is the memory that they take up
+    world.work_again()
+    (first, *_) = host.changelog.queue.behind
+    wait_until(lambda: first.durable)  # nobody has asked again
+    acks = host.acknowledged(1)
+    assert batches(host) == list(range(1, 13))
+    assert host.changelog.figures().behind_bytes == 0
+    assert world.state(acks[0].state) == {A0: b"12"}
+    wait_until(lambda: world.stored() == {path for ack in acks for path in paths(ack.state)})
 
 
 def test_a_late_acknowledgement_has_nothing_that_was_committed_since_its_barrier(world: World) -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from strandline.checkpoint.metadata import FileHandle
 from strandline.errors import StorageError
-from strandline.runtime.taskmanager.changelog.segment_uploader import SegmentUploader
+from strandline.runtime.taskmanager.changelog.segment_uploader import THREADS, SegmentUploader, Upload
+from strandline.runtime.taskmanager.changelog.upload_pace import UploadPace
 from strandline.runtime.taskmanager.packing import PACK_BYTES
 from strandline.storage import JobPaths, Storage
 from strandline.storage.checksums import checksum_text
@@ -187,9 +188,94 @@ def test_when_every_try_is_too_slow_nothing_is_left(tmp_path: Path, storage: Loc
     uploader = make(slow, timeout=0.05, attempts=2)
     with pytest.raises(StorageError, match=r"2 tries took longer than 0\.05 s"):
         uploader.upload(segments(tmp_path, b"alone"))
-    switch.unlink()  # they all end well, but too late
+    switch.unlink()  # they all end well, but nobody needs them
     uploader._pool.shutdown()
     assert stored(storage) == []
+
+
+def hanging(storage: LocalStorage, switch: Path) -> FaultyStorage:
+    """Its writes hang as long as the switch exists."""
+    switch.touch()
+    return faulty(storage, switch=str(switch), fail_pattern="^(upload|write) ", fail_mode="hang")
+
+
+def test_a_try_that_succeeds_late_counts(tmp_path: Path, storage: LocalStorage, make: Make) -> None:
+    switch = tmp_path / "switch"
+    uploader = make(hanging(storage, switch), timeout=0.02, attempts=2)
+    told: list[list[FileHandle]] = []
+    upload = Upload(lambda: segments(tmp_path, b"one", b"two"), 6, told.append)
+    uploader.settle([upload])
+    with pytest.raises(StorageError, match=r"2 tries took longer .*, and go on"):
+        uploader.result(upload)
+    switch.unlink()
+    uploader._pool.shutdown()
+    assert len(told) == 1
+    assert uploader.result(upload) == told[0]
+    assert [content(storage, handle) for handle in told[0]] == [b"one", b"two"]
+    assert stored(storage) == [told[0][0].path]
+    assert uploader.figures.bytes == 6
+
+
+def test_whoever_asks_again_waits_for_the_tries_that_run(tmp_path: Path, storage: LocalStorage, make: Make) -> None:
+    switch = tmp_path / "switch"
+    uploader = make(hanging(storage, switch), timeout=0.02, attempts=2)
+    upload = Upload(lambda: segments(tmp_path, b"one"), 3)
+    for _ in range(5):
+        uploader.settle([upload])
+    assert upload.tries == upload.running < 8  # further tries come more and more rarely
+    switch.unlink()
+    uploader.settle([upload])
+    (handle,) = uploader.result(upload)
+    uploader._pool.shutdown()
+    assert stored(storage) == [handle.path]
+
+
+def test_tries_that_hang_take_up_a_bounded_number_of_threads(tmp_path: Path, storage: LocalStorage, make: Make) -> None:
+    switch = tmp_path / "switch"
+    uploader = make(hanging(storage, switch), timeout=0.01)
+    uploads = [Upload(lambda: segments(tmp_path, b"one"), 3) for _ in range(50)]
+    for some in (uploads[:20], uploads):
+        uploader.settle(some)
+    assert uploader.figures.attempts == sum(upload.tries for upload in uploads) == THREADS
+    assert uploader._pool._work_queue.qsize() == 0
+    with pytest.raises(StorageError, match="tries of other uploads hang"):
+        uploader.result(uploads[-1])
+    switch.unlink()
+    while not all(upload.handles for upload in uploads):
+        uploader.settle(uploads)
+    uploader._pool.shutdown()
+    assert sorted(handle.path for upload in uploads for handle in uploader.result(upload)) == stored(storage)
+
+
+def test_closing_ends_every_wait_at_once(tmp_path: Path, storage: LocalStorage, make: Make) -> None:
+    switch = tmp_path / "switch"
+    uploader = make(hanging(storage, switch), timeout=3600)
+    upload = Upload(lambda: segments(tmp_path, b"one"), 3)
+    waiting = threading.Thread(target=uploader.settle, args=([upload],))
+    waiting.start()
+    uploader.close()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    switch.unlink()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1 << 33), st.floats(0, 1e5)), max_size=20),
+    st.integers(0, 1 << 33),
+    st.integers(0, 1 << 33),
+)
+def test_the_patience_grows_with_the_size_and_follows_the_rate(
+    seen: list[tuple[int, float]], size: int, more: int
+) -> None:
+    pace = UploadPace(1.0)
+    for one in seen:
+        before = pace.patience(size)
+        pace.stored(*one)
+        assert pace.patience(size) <= 4 * before  # one upload that hung says little
+    assert 1.0 <= pace.patience(size) <= pace.patience(size + more)
+    for _ in range(40):
+        pace.stored(90 << 20, 1.8)  # 50 MB/s
+    assert 1.8 < pace.patience(90 << 20) < 1.0 + 3 * 1.8
 
 
 def test_a_group_that_cannot_be_uploaded_takes_the_others_with_it(
@@ -208,6 +294,11 @@ def test_a_segment_that_is_gone_is_an_error_and_leaves_nothing(
     for missing in ([tmp_path / "gone"], [path, tmp_path / "gone"]):
         with pytest.raises(OSError, match="No such file"):
             make(storage).upload(missing)
+    upload = Upload(lambda: [path, tmp_path / "gone"], 3)
+    uploader = make(storage)
+    uploader.settle([upload])
+    with pytest.raises(StorageError, match="No such file"):
+        uploader.result(upload)
     assert stored(storage) == []
 
 

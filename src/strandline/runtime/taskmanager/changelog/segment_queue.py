@@ -2,8 +2,8 @@
 
 A slot offers a segment as soon as it is sealed. The segments of all slots go into one file while Spark is still busy
 with the rows. `wait_until_durable` waits for the rest before the batch is decided. So a lost host cannot take a decided
-batch back, and uploads that fall behind slow processing down. If uploads fail, batches go on with local segments alone
-up to a bound.
+batch back, and uploads that fall behind slow processing down. If uploads fail or are slow, batches go on with local
+segments alone up to a bound. A slow upload goes on beside them, and its segments are durable when it ends.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from pathlib import Path
 
 import msgspec
 
-from strandline.checkpoint.metadata import StateFile, paths_of, segment_file
+from strandline.checkpoint.metadata import FileHandle, StateFile, paths_of, segment_file
 from strandline.checkpoint.pending import Subtask
 from strandline.errors import StorageError
 from strandline.runtime.protocol.messages import Sealed, SegmentUpload
-from strandline.runtime.taskmanager.changelog.segment_uploader import SegmentUploader
+from strandline.runtime.taskmanager.changelog.segment_uploader import SegmentUploader, Upload
 from strandline.runtime.taskmanager.changelog.shared import Shared
 from strandline.runtime.taskmanager.cleanup import delete_unneeded
+from strandline.state.chunks import grouped
 from strandline.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,9 @@ class QueuedSegment:
     file: StateFile | None = None
     """The uploaded file; None if it is not uploaded, or the segment is empty."""
     error: StorageError | None = None
-    """Why the last attempt failed."""
+    """Why the last upload failed, or is not done."""
+    upload: Upload | None = None
+    """The upload that takes this segment along. Its tries may go on when `error` is set."""
     uploading: bool = False
     void: bool = False
     """Whether another attempt replaced it: it will never commit."""
@@ -202,19 +205,44 @@ class SegmentQueue:
                 taken = [segment for segment in (*self.behind, *self._newest.values()) if segment.waiting]
                 for segment in taken:
                     segment.uploading = True
-            error: StorageError | None = None
-            files: list[StateFile] = []
-            try:
-                handles = self._uploader.upload([Path(segment.sealed.path) for segment in taken])
-                files = [segment_file(segment.batch, handle) for segment, handle in zip(taken, handles, strict=True)]
-            except Exception as problem:  # whatever it is, batches wait for this thread
-                known = isinstance(problem, (StorageError, OSError))
-                error = problem if isinstance(problem, StorageError) else StorageError(str(problem) or repr(problem))
-                log.warning("segments could not be uploaded: %s", error, exc_info=not known)
+                uploads = self._uploads(taken)
+            self._uploader.settle(uploads)
             with self._lock:
-                unneeded = self._uploaded(taken, files, error)
+                for segment in taken:
+                    self._settled(segment)
                 self._lock.notify_all()
-            delete_unneeded(self._storage, unneeded)
+
+    def _uploads(self, segments: Sequence[QueuedSegment]) -> list[Upload]:
+        """The uploads that go on, and new ones for segments whose upload has ended, or has not begun."""
+        going_on = {segment.upload: None for segment in segments if segment.upload and segment.upload.running}
+        fresh = [segment for segment in segments if segment.upload not in going_on]
+        new = [
+            self._new_upload(group)
+            for group in grouped(fresh, lambda segment: segment.sealed.size, self._uploader.pack_bytes)
+        ]
+        return [*going_on, *new]
+
+    def _new_upload(self, group: Sequence[QueuedSegment]) -> Upload:
+        upload = Upload(
+            sources=lambda: [Path(segment.sealed.path) for segment in group],
+            size=sum(segment.sealed.size for segment in group),
+            stored=lambda handles: self._uploaded(group, handles),
+        )
+        for segment in group:
+            segment.upload = upload
+        return upload
+
+    def _settled(self, segment: QueuedSegment) -> None:
+        """Note that nobody waits for an upload any more. An upload without a running try is forgotten."""
+        segment.uploading = False
+        if segment.durable or segment.upload is None:
+            return
+        try:
+            self._uploader.result(segment.upload)
+        except StorageError as error:
+            segment.error = error
+        if not segment.upload.running:
+            segment.upload = None
 
     def _ready(self) -> bool:
         """Whether an upload should begin: somebody waits, or all slots have offered their segment of a step."""
@@ -224,22 +252,23 @@ class SegmentQueue:
         offered = Counter(_step(segment) for segment in self._newest.values())
         return any(offered[_step(segment)] == len(self._shared.slots) for segment in waiting)
 
-    def _uploaded(self, taken: list[QueuedSegment], files: list[StateFile], error: StorageError | None) -> list[str]:
-        """Note how an upload ended; returns the uploaded paths that nobody needs."""
-        for segment in taken:
-            segment.uploading = False
-            segment.error = error
+    def _uploaded(self, group: Sequence[QueuedSegment], handles: Sequence[FileHandle]) -> None:
+        """Make segments durable whose upload has succeeded, however late. Called by the thread of the upload."""
+        files = [segment_file(segment.batch, handle) for segment, handle in zip(group, handles, strict=True)]
         needed: set[str] = set()
-        for segment, file in zip(taken, files, strict=False):
-            if segment.void:
-                continue
-            needed.update(paths_of([file]))
-            self._shared.files.hold(file)
-            segment.file = file
-            segment.durable = True
-            if segment in self.behind:
-                self._catch_up(segment, file)
-        return sorted(set(paths_of(files)) - needed)
+        with self._lock:
+            for segment, file in zip(group, files, strict=True):
+                segment.upload = segment.error = None
+                if segment.void:
+                    continue
+                needed.update(paths_of([file]))
+                self._shared.files.hold(file)
+                segment.file = file
+                segment.durable = True
+                if segment in self.behind:
+                    self._catch_up(segment, file)
+            self._lock.notify_all()
+        delete_unneeded(self._storage, set(paths_of(files)) - needed)
 
     def _catch_up(self, segment: QueuedSegment, file: StateFile) -> None:
         """Make a segment part of the changelog whose batch was committed before it was durable."""

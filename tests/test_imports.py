@@ -16,7 +16,7 @@ TESTS = REPOSITORY / "tests"
 PACKAGE = "strandline"
 
 STATE = "state.batch state.coding state.descriptors state.handles state.key_ranges"
-BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases errors"
+BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases errors redaction"
 
 MAY_IMPORT: dict[str, str] = {
     # What users import. `strandline` itself is the list of public names.
@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, str] = {
     "sinks": "errors",
     "progress": "",
     # What a person does to a job's folder. `strandline` gives it the version.
-    "admin": "strandline runtime.driver.restore checkpoint storage config errors",
+    "admin": "strandline runtime.driver.restore checkpoint storage config errors redaction",
     # The processes know each other through `protocol`. Only the driver imports `task`, to send it to Spark.
     "runtime": "",
     "runtime.driver": f"sinks progress runtime.task runtime.protocol {BELOW_RUNTIME}",
@@ -63,11 +63,13 @@ MAY_IMPORT: dict[str, str] = {
     "state.disk_full": "errors",
     "state.key_ranges": "errors",
     "state.sorted_runs": "errors",
-    "storage": "errors",
-    "config": "errors",
+    "storage": "errors redaction",
+    "config": "errors redaction",
     # What differs between the releases of PySpark.
     "pyspark_releases": "errors",
-    "errors": "",
+    "errors": "redaction",
+    # What a text may show. Errors use it, so that no error can forget to.
+    "redaction": "",
     # For users' tests and ours.
     "testing": BELOW_RUNTIME,
 }

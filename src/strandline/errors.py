@@ -5,9 +5,17 @@ Each message says what happened, where (job, operator, subtask, path) and what t
 
 from __future__ import annotations
 
+from strandline.redaction import shown
+
 
 class StrandlineError(Exception):
-    """Base of all Strandline errors."""
+    """Base of all Strandline errors.
+
+    The text never shows the password of a URL, and never holds a character that a terminal obeys.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(shown(one) if isinstance(one, str) else one for one in args))
 
 
 # --- what the user wrote -------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import inspect
 import json
 import pickle
 import pydoc
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -577,6 +578,36 @@ def test_yaml_keys_may_be_flat_or_nested(tmp_path: Path) -> None:
         parallelism=4,
         storage_options={"region": "eu-west-1"},
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "storage_options:\n  secret_access_key: hunter2: x\n",
+        "storage_options:\n  secret_access_key: 'hunter2\n",
+        "storage_options:\n  secret_access_key: *hunter2\n",
+        "storage_options:\n  secret_access_key: !hunter2 x\n",
+        "storage_options:\n  secret_access_key: @hunter2\n",
+        "storage_options:\n  secret_access_key: [hunter2\n",
+        "storage_options:\n  secret_access_key: hunter2\x01\n",
+        "checkpoint_dir: c\nstorage_options:\n  secret_access_key: [hunter2]\n",
+        "checkpoint_dir: c\nstorage_options: hunter2\n",
+        "checkpoint_dir: c\ns3.secret-key: [hunter2]\n",
+    ],
+)
+def test_the_error_for_a_bad_file_shows_no_secret(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "strandline.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        Config.load(file)
+    assert "hunter2" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_the_error_for_a_bad_file_names_line_and_column(tmp_path: Path) -> None:
+    file = tmp_path / "strandline.yaml"
+    file.write_text("checkpoint_dir: c\nlocal_dir: a: b\n")
+    with pytest.raises(ConfigError, match="look at line 2, column 13: mapping values are not allowed here"):
+        Config.load(file)
 
 
 @pytest.mark.parametrize(

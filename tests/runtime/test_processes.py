@@ -88,7 +88,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.faults
 
-JOB, UID, SECRET = "visits", "totals", "secret"
+JOB, UID, SECRET = "visits", "totals", "the-secret-of-the-run"
 GROUPS, PARALLELISM = 128, 2
 HEARTBEAT_TIMEOUT = 3.0
 TOTALS = AggregateOperator(UID, ["user"], parse_schema("user string, x long"), {"n": count(), "s": sum_of("x")})
@@ -461,6 +461,19 @@ def test_nobody_else_can_read_what_the_processes_of_a_run_write(driver: Driver) 
     assert any(path.suffix == ".log" for path in written)
     assert any(path.is_file() and path.parent.name.startswith("snap-") for path in written)
     assert {path.name: oct(path.stat().st_mode) for path in written if path.stat().st_mode & 0o077} == {}
+
+
+def test_no_secret_is_in_the_arguments_or_the_environment_of_a_process(driver: Driver) -> None:
+    driver.run = msgspec.structs.replace(
+        driver.run, storage=msgspec.structs.replace(driver.run.storage, options={"password": "hunter2"})
+    )
+    driver.start_manager()
+    driver.start(driver.spec(0))
+    for pid in (driver.manager_pid, *driver.slot_pids()):
+        process = psutil.Process(pid)
+        seen = " ".join([*process.cmdline(), *process.environ(), *process.environ().values()])
+        assert "hunter2" not in seen
+        assert SECRET not in seen
 
 
 def test_an_error_with_a_long_text_arrives_whole(driver: Driver) -> None:

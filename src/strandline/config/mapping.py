@@ -79,8 +79,8 @@ def read_mapping(mapping: Mapping[str, object], options: Mapping[str, Option[obj
                 continue
             if opt.name in values and values[opt.name] != stored:
                 raise ConfigError(
-                    f"{written_as[opt.name]} = {mapping[written_as[opt.name]]!r} and {key} = {value!r} set the same "
-                    f"option, {opt.name}, to different values; keep one of them"
+                    f"{written_as[opt.name]} = {opt.shown(mapping[written_as[opt.name]])} and {key} = "
+                    f"{opt.shown(value)} set the same option, {opt.name}, to different values; keep one of them"
                 )
             values[opt.name] = stored
             written_as[opt.name] = key
@@ -104,7 +104,8 @@ def read_file(path: str | PathLike[str]) -> dict[str, object]:
     except OSError as e:
         raise ConfigError(f"cannot read the config file {path}: {e.strerror or e}; check the path") from e
     except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise ConfigError(f"the config file {path} is not valid YAML: {e}") from e
+        # The text of the error quotes the file, which may hold secrets. `from None` keeps it out of the traceback, too.
+        raise ConfigError(f"the config file {path} is not valid YAML{_where(e)}") from None
     if content is None:
         content = {}
     if not isinstance(content, Mapping):
@@ -113,6 +114,19 @@ def read_file(path: str | PathLike[str]) -> dict[str, object]:
         return _flatten(content)
     except ConfigError as e:
         raise ConfigError(f"{path}: {e}") from None
+
+
+def _where(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """The place of an error in a YAML file, without a word of the file."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        # Other kinds of errors quote names from the file.
+        known = isinstance(error, yaml.scanner.ScannerError | yaml.parser.ParserError)
+        problem = f": {error.problem}" if known and error.problem else ""
+        return f"; look at line {mark.line + 1}, column {mark.column + 1}{problem}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"; byte {error.start + 1} is not UTF-8"
+    return ""
 
 
 def _flatten(content: Mapping[object, object], prefix: str = "") -> dict[str, object]:

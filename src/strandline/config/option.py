@@ -103,8 +103,13 @@ class Option(Generic[In, Out]):
             return self.kind.parse(value if key is None or key == self.name else self.kind.from_flink(value))
         except ValueError as e:
             because = f" ({e})" if str(e) else ""
-            shown = "..." if self.kind.secret else repr(value)
-            raise ConfigError(f"{name} = {shown} is not valid{because}; allowed: {self.kind.allowed}") from None
+            raise ConfigError(
+                f"{name} = {self.shown(value)} is not valid{because}; allowed: {self.kind.allowed}"
+            ) from None
+
+    def shown(self, value: object) -> str:
+        """`value` as messages may show it."""
+        return "..." if self.kind.secret else repr(value)
 
     @property
     def default_text(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from strandline.errors import (
     StorageError,
     UnknownOutcomeError,
 )
+from strandline.redaction import secret_values, without_values
 from strandline.storage.base import Storage, StoredFile, checked_path, checked_prefix
 from strandline.storage.local import copy_out
 
@@ -48,6 +49,7 @@ class ObjectStorage(Storage):
     def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
         self.url = url.rstrip("/")
         given = dict(options or {})
+        self._secrets = secret_values(given)
         self._store = _open(self.url, given, {})
         # A retry of a conditional write can find the object of its own first attempt and report a conflict. So a create
         # is sent only once. If its outcome is unknown, the caller reads the object back.
@@ -158,7 +160,8 @@ class ObjectStorage(Storage):
         """Translate errors of obstore into `StorageError`s. With `writes`, a failure may have an unknown outcome."""
         where = self._at(path)
         try:
-            yield
+            with _hiding(self._secrets):
+                yield
         except FileNotFoundError as e:
             raise self._missing(path) from e
         except (reported.AlreadyExistsError, reported.PreconditionError) as e:
@@ -194,11 +197,25 @@ def _open(url: str, options: Mapping[str, str], retry: dict[str, int]) -> Object
     # obstore's types require literal keys. These keys come from the user, and obstore checks them at run time.
     settings: dict[str, Any] = {"config": config, "client_options": client, "retry_config": retry or None}
     try:
-        return from_url(url, **settings)
+        with _hiding(secret_values(options)):
+            return from_url(url, **settings)
     except (reported.BaseError, ValueError, TypeError) as e:
         raise ConfigError(
             f"cannot open the storage {url!r}: {_summary(e)}; check the URL and the storage options"
         ) from e
+
+
+@contextmanager
+def _hiding(secrets: Sequence[str]) -> Iterator[None]:
+    """Replaces an error of obstore that shows a secret: a traceback prints the cause of an error, too."""
+    try:
+        yield
+    except Exception as e:
+        text = str(e)
+        hidden = without_values(text, secrets)
+        if hidden == text:
+            raise
+        raise type(e)(hidden) from None
 
 
 def _summary(error: Exception) -> str:

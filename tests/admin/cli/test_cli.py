@@ -20,12 +20,14 @@ import pytest
 
 import strandline
 from strandline.admin.cli import main as cli
+from strandline.admin.cli.options import storage_settings
 from strandline.checkpoint.metadata import (
     FileHandle,
     StateFile,
     SubtaskState,
     encode,
 )
+from strandline.errors import ConfigError
 from strandline.runtime.driver.restore.job_log import JobLogStore
 from strandline.storage import JobPaths
 from strandline.storage.local import LocalStorage
@@ -203,6 +205,49 @@ class TestTheCheckpointsOfADemo:
 
 def test_a_storage_option_that_is_no_pair_is_refused(tmp_path: Path) -> None:
     assert "KEY=VALUE" in strandline_cli("checkpoints", "ls", tmp_path, "-o", "endpoint", code=1).stderr
+
+
+@pytest.mark.parametrize("option", ["secret_access_key=hunter2", "endpoint=http://user:hunter2@host", "hunter2"])
+def test_a_secret_among_the_arguments_is_refused_and_not_shown(tmp_path: Path, option: str) -> None:
+    ended = strandline_cli("checkpoints", "ls", tmp_path, "-o", option, code=1)
+    assert "hunter2" not in ended.stdout + ended.stderr
+    assert "=@FILE" in ended.stderr or "KEY=VALUE" in ended.stderr
+
+
+def test_a_secret_is_read_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("hunter2\n")
+    assert storage_settings([f"secret_access_key=@{tmp_path / 'key'}", "region=x"]) == {
+        "secret_access_key": "hunter2",
+        "region": "x",
+    }
+    with pytest.raises(ConfigError, match="cannot read the file /not/there"):
+        storage_settings(["secret_access_key=@/not/there"])
+
+
+def test_a_terminal_does_not_obey_what_a_checkpoint_holds(tmp_path: Path) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m[red]\r"
+    subtask = SubtaskState(evil, 0, 0, 128, evil, True, (StateFile(evil, evil, False, FileHandle("x", 1, evil)),))
+    metadata = checkpoint_metadata(1, operators=(evil,), subtasks=(subtask,))
+    storage = LocalStorage(str(tmp_path / "ckpt"))
+    store = JobLogStore(storage, PATHS)
+    store.load()
+    store.take_over()
+    storage.write(PATHS.metadata(1), encode(metadata))
+    store.complete(1, PATHS.metadata(1), 1, (1,), ())
+    storage.write("savepoint/_metadata", encode(metadata))
+    folder, savepoint = tmp_path / "ckpt" / "visits", tmp_path / "ckpt" / "savepoint"
+    for command in (("checkpoints", "ls", folder), ("checkpoints", "show", folder), ("checkpoints", "verify", folder)):
+        _assert_tame(command)
+    _assert_tame(("savepoint", savepoint))
+
+
+def _assert_tame(command: tuple[str | Path, ...]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "strandline.admin.cli.main", *map(str, command)], capture_output=True, timeout=280
+    )
+    told = (ended.stdout + ended.stderr).decode()
+    assert told
+    assert all(character.isprintable() or character == "\n" for character in told), told
 
 
 # --- verify and gc, on a folder made by hand ---------------------------------------------------------

@@ -195,10 +195,11 @@ def _one_job(location: str, job: str | None, storage_option: list[str] | None) -
 
 def _progress(sizes: bool = True) -> Progress:
     """A progress bar on standard error; it shows nothing if standard error is not a terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    console = Console(stderr=True)
+    from strandline.admin.cli.console import SafeConsole
+
+    console = SafeConsole(stderr=True)
     columns = [DownloadColumn(), TransferSpeedColumn()] if sizes else [TextColumn("{task.completed}/{task.total}")]
     return Progress(
         TextColumn("{task.description}"),

@@ -61,10 +61,11 @@ def main() -> None:
     except StrandlineError as error:
         if _Debug.on:
             raise
-        from rich.console import Console
         from rich.text import Text
 
-        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True, highlight=False)
+        from strandline.admin.cli.console import SafeConsole
+
+        SafeConsole(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
         sys.exit(1)
 
 

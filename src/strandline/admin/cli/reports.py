@@ -6,10 +6,10 @@ import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from strandline.admin.cli.console import SafeConsole
 from strandline.admin.inspection import CheckpointFacts, JobFolder
 
 if TYPE_CHECKING:
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def print_verified(location: str, found: list[Verified]) -> None:
-    console = Console()
+    console = SafeConsole()
     if not found:
-        console.print(f"{location}: no completed checkpoint yet", soft_wrap=True, highlight=False)
+        console.print(f"{location}: no completed checkpoint yet", soft_wrap=True)
     for checkpoint in found:
         mark = ("✖ ", "bold red") if checkpoint.damage else ("✔ ", "bold green")
         bad = f", {len(checkpoint.damage)} damaged or missing" if checkpoint.damage else ", all whole"
         size = size_text(checkpoint.bytes)
         text = f"checkpoint {checkpoint.id} of job {checkpoint.job}: {checkpoint.files} files, {size}"
-        console.print(Text.assemble(mark, text, bad), soft_wrap=True, highlight=False)
+        console.print(Text.assemble(mark, text, bad), soft_wrap=True)
         for damage in checkpoint.damage:
             whose = f" (operator {damage.operator}, subtask {damage.subtask})" if damage.operator is not None else ""
             console.print(Text(f"  {damage.path} {damage.problem}{whose}", style="red"), soft_wrap=True)
@@ -53,11 +53,11 @@ def garbage_facts(garbage: Garbage, deleted: bool) -> dict[str, Any]:
 
 
 def print_garbage(folder: JobFolder, garbage: Garbage, min_age: str, deleted: bool) -> None:
-    console = Console()
+    console = SafeConsole()
     files = garbage.files
 
     def say(text: str | Text) -> None:
-        console.print(text, soft_wrap=True, highlight=False)
+        console.print(text, soft_wrap=True)
 
     say(Text.assemble((f"job {folder.job}", "bold"), f" in {folder.path}"))
     for file in files.orphans:
@@ -80,8 +80,8 @@ def print_garbage(folder: JobFolder, garbage: Garbage, min_age: str, deleted: bo
 
 
 def print_list(folder: JobFolder, found: list[CheckpointFacts]) -> None:
-    console = Console()
-    console.print(Text.assemble((f"job {folder.job}", "bold"), f" in {folder.path}"), soft_wrap=True, highlight=False)
+    console = SafeConsole()
+    console.print(Text.assemble((f"job {folder.job}", "bold"), f" in {folder.path}"), soft_wrap=True)
     if not found:
         console.print("  no completed checkpoint yet")
         return
@@ -113,7 +113,7 @@ def print_list(folder: JobFolder, found: list[CheckpointFacts]) -> None:
 
 
 def print_details(details: dict[str, Any]) -> None:
-    console = Console()
+    console = SafeConsole()
     head = Table.grid(padding=(0, 2))
     for name, value in (
         ("checkpoint", f"{details['id']} of job {details['job']}"),

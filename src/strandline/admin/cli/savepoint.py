@@ -32,22 +32,22 @@ def savepoint(
     if as_json:
         print_json(facts)
         return
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
+    from strandline.admin.cli.console import SafeConsole
     from strandline.admin.cli.reports import size_text
 
-    console = Console()
+    console = SafeConsole()
     if dispose:
         console.print(f"Savepoint disposed: {facts['path']} ({facts['disposed_files']} files)", soft_wrap=True)
         return
     when = datetime.fromtimestamp(facts["time"], UTC).strftime("%Y-%m-%d %H:%M:%S")
-    console.print(f"[bold]{facts['path']}[/bold]", soft_wrap=True, highlight=False)
+    console.print(Text(facts["path"], style="bold"), soft_wrap=True)
     console.print(
         f"{facts['format']} savepoint of job {facts['job']}, {when} UTC, after batch {facts['batch']}; "
         f"{facts['parallelism']} subtasks of at most {facts['max_parallelism']}",
         soft_wrap=True,
-        highlight=False,
     )
     table = Table("step", "size")
     table.columns[1].justify = "right"

@@ -83,10 +83,10 @@ class Wiring:
     job: str
     run_id: str
     coordinator: Address
-    secret: str
+    secret: str = field(repr=False)
     parallelism: int
     max_parallelism: int
-    storage_options: dict[str, str]
+    storage_options: dict[str, str] = field(repr=False)
     ticks: Path | None = None
     """The file of the tick source; None if no step has timers. See `clock`."""
 

@@ -9,6 +9,7 @@ import msgspec
 from strandline.checkpoint.batch import first_batch
 from strandline.checkpoint.metadata import StateFile, SubtaskState
 from strandline.config.rocksdb import RocksDBOptions
+from strandline.redaction import shown
 from strandline.runtime.protocol.address import NOWHERE, Address
 from strandline.state.coding.keys import key_group_range
 
@@ -41,6 +42,10 @@ class StorageSettings(msgspec.Struct, frozen=True):
 
     url: str
     options: dict[str, str]
+
+    def __repr__(self) -> str:
+        """Without the values of the options, which may be secrets."""
+        return f"StorageSettings({shown(self.url)!r}, options={sorted(self.options)})"
 
 
 class UploadSettings(msgspec.Struct, frozen=True):
@@ -87,6 +92,10 @@ class RunInfo(msgspec.Struct, frozen=True):
     """Whether a restart uses the local copies of durable files."""
     changelog: ChangelogSettings | None = None
     """None: every checkpoint uploads the state itself."""
+
+    def __repr__(self) -> str:
+        """Without secrets."""
+        return f"RunInfo(job={self.job!r}, run_id={self.run_id!r}, coordinator={self.coordinator!r})"
 
 
 class SlotSpec(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ comes from a finished attempt.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -36,7 +36,7 @@ class Relay:
 
     operator: str
     coordinator: Address
-    secret: str
+    secret: str = field(repr=False)
     run_id: str
     marked: bool
     """Whether every partition holds a marker row without a key group, so that the slot is called even without rows."""

@@ -25,6 +25,7 @@ from strandline.checkpoint import (
     SourcePosition,
     SubtaskAck,
 )
+from strandline.checkpoint.home import Home
 from strandline.checkpoint.metadata import decode, encode
 from strandline.errors import ConfigError
 from strandline.storage import JobPaths
@@ -189,7 +190,7 @@ class _Job:
             for number in reversed(retained):
                 data = (folder / str(number)).read_bytes()
                 start = clock()
-                metadata = decode(data, PATHS.metadata(number))
+                metadata = decode(data, PATHS.metadata(number), Home(PATHS.job, number))
                 decoding += clock() - start
                 yield metadata
 

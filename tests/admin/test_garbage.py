@@ -36,7 +36,9 @@ HOUR = 3600.0
 def checkpoint(number: int, *paths: str, job: str = "visits") -> CheckpointMetadata:
     """A checkpoint that refers to the files at `paths`, each of which holds its own path."""
     files = tuple(
-        StateFile(path, path, True, FileHandle(path, len(path), f"crc32:{zlib.crc32(path.encode()):08x}"))
+        StateFile(
+            path.replace("/", "-"), path, True, FileHandle(path, len(path), f"crc32:{zlib.crc32(path.encode()):08x}")
+        )
         for path in paths
     )
     subtask = SubtaskState("count", 0, 0, 128, "rocksdb", True, files)

@@ -19,6 +19,7 @@ from strandline.checkpoint import (
     SubtaskAck,
     SubtaskState,
 )
+from strandline.checkpoint.home import Home
 from strandline.checkpoint.metadata import decode, encode, keyed_files
 from tests.examples import examples
 
@@ -81,7 +82,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
             self.orphans.discard(handle.path)
 
     def retained(self) -> list[CheckpointMetadata]:
-        return [decode(self.metadata[id], f"chk-{id}") for id in self.log.retained]
+        return [decode(self.metadata[id], f"chk-{id}", Home("job", id)) for id in self.log.retained]
 
     def needed(self) -> set[str]:
         return {handle.path for metadata in self.retained() for _key, handle in keyed_files(metadata.subtasks)}
@@ -131,10 +132,10 @@ class CoordinatorMachine(RuleBasedStateMachine):
         for identity in sorted(slot.snapshots.pop(id)):
             handle = slot.confirmed.get(identity)
             if handle is None:
-                handle = FileHandle(f"shared/{next(self.names)}", 1, "crc32:0")
+                handle = FileHandle(f"job/shared/{next(self.names)}", 1, "crc32:0")
                 uploaded.append(handle)
             files.append(StateFile(identity, identity, True, handle))
-        private = FileHandle(f"chk-{id}/{next(self.names)}", 1, "crc32:0")
+        private = FileHandle(f"job/chk-{id}/{next(self.names)}", 1, "crc32:0")
         files.append(StateFile("MANIFEST", f"manifest-{id}", False, private))
         uploaded.append(private)
         self.storage.update(handle.path for handle in uploaded)
@@ -247,7 +248,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.log = self.log.apply(self.log.takeover_entry("driver", 0.0, "n"))
         first_id = max([self.log.last_checkpoint_id, *self.metadata]) + 1
         self.start(first_id)
-        leftovers = [decode(self.metadata[id], f"chk-{id}") for id in self.log.dropped if id in self.metadata]
+        leftovers = [
+            decode(self.metadata[id], f"chk-{id}", Home("job", id)) for id in self.log.dropped if id in self.metadata
+        ]
         retained = self.retained()
         self.delete(self.coordinator.recover(retained, leftovers))
         assert self.coordinator.retained == self.log.retained

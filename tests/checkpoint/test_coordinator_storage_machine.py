@@ -26,6 +26,7 @@ from strandline.checkpoint import (
     Verdict,
     judge_conflict,
 )
+from strandline.checkpoint.home import Home
 from strandline.checkpoint.job_log import Entry, decode_entry, encode_entry
 from strandline.checkpoint.metadata import decode, encode, keyed_files
 from strandline.errors import (
@@ -204,7 +205,7 @@ class Driver:
         return decode_entry(self.storage.read(PATHS.log_entry(number)), str(number))
 
     def _metadata(self, number: int) -> CheckpointMetadata:
-        return decode(self.storage.read(PATHS.metadata(number)), f"chk-{number}")
+        return decode(self.storage.read(PATHS.metadata(number)), f"chk-{number}", Home(PATHS.job, number))
 
     def _create(self, entry: Entry) -> Verdict:
         path = PATHS.log_entry(entry.sequence)

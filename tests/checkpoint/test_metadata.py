@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from pathlib import Path
 
+import msgspec
 import pytest
+from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strandline.checkpoint.home import Home
 from strandline.checkpoint.metadata import (
     FORMAT_VERSION,
     CheckpointMetadata,
     FileHandle,
+    Kind,
     SinkFile,
     SourcePosition,
     StateFile,
@@ -23,11 +28,13 @@ from strandline.checkpoint.metadata import (
     file_key,
     full_bytes,
     keyed_files,
+    segment_name,
 )
 from strandline.checkpoint.registry import SharedKey
 from strandline.errors import MetadataError
 
 GOLDEN = Path(__file__).parent / "golden"
+HOME = Home("visits", 7)
 
 
 def sample(version: int = 2) -> CheckpointMetadata:
@@ -74,63 +81,105 @@ def sample(version: int = 2) -> CheckpointMetadata:
 
 @pytest.mark.parametrize("version", range(1, FORMAT_VERSION + 1))
 def test_the_golden_file_of_every_version_is_read(version: int) -> None:
-    assert decode((GOLDEN / f"v{version}_metadata").read_bytes(), "golden") == sample(version)
+    assert decode((GOLDEN / f"v{version}_metadata").read_bytes(), "golden", HOME) == sample(version)
 
 
 def test_what_was_encoded_is_decoded() -> None:
-    assert decode(encode(sample()), "here") == sample()
+    assert decode(encode(sample()), "here", HOME) == sample()
 
 
-paths = st.text("abc/-", min_size=1, max_size=8)
-handles = st.builds(FileHandle, path=paths, size=st.integers(0, 2**40), checksum=paths)
-state_files = st.builds(
-    StateFile,
-    name=st.text(max_size=5),
-    identity=st.text(max_size=5),
-    shared=st.booleans(),
-    handle=st.none() | handles,
-    inline=st.none() | st.binary(max_size=5),
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,8}", fullmatch=True).filter(lambda name: ".segment" not in name)
+segments = st.integers(0, 10**18).map(segment_name)
+numbers = st.integers(0, 2**40)
+
+
+@st.composite
+def handles(draw: st.DrawFn, job: str | None) -> FileHandle:
+    path = draw(names)
+    if job is not None:
+        folder = draw(st.just("shared") | numbers.map("chk-{}".format))
+        path = f"{draw(st.sampled_from(['', 's3://log//']))}{job}/{folder}/{path}"
+    size, offset = draw(numbers), draw(numbers)
+    return FileHandle(path, size, draw(st.text(max_size=5)), offset, draw(st.just(0) | st.just(offset + size + 1)))
+
+
+def state_files(job: str | None) -> st.SearchStrategy[tuple[StateFile, ...]]:
+    one = st.builds(
+        StateFile,
+        name=names | segments,
+        identity=st.text(max_size=5),
+        shared=st.booleans(),
+        handle=st.none() | handles(job),
+        inline=st.none() | st.binary(max_size=5),
+    )
+    return st.lists(one, max_size=4, unique_by=lambda file: file.name).map(tuple)
+
+
+def subtask_states(job: str | None, groups: int) -> st.SearchStrategy[SubtaskState]:
+    return st.builds(
+        lambda start, count, **rest: SubtaskState(key_group_start=start, key_group_end=start + count, **rest),
+        start=st.integers(0, groups // 2),
+        count=st.integers(0, groups // 2),
+        operator=st.text(max_size=5),
+        subtask=st.integers(0, 9),
+        backend=st.sampled_from(["heap", "rocksdb"]),
+        incremental=st.booleans(),
+        files=state_files(job),
+        states=st.lists(
+            st.dictionaries(st.text(max_size=3), st.none() | st.text(max_size=3) | st.integers(-5, 5)), max_size=2
+        ).map(tuple),
+    )
+
+
+source_names = (
+    st.just("metadata")
+    | st.builds("{}/{}".format, st.sampled_from(["offsets", "commits"]), numbers)
+    | st.builds("sources/{}/{}".format, st.integers(0, 9), names)
 )
-subtask_states = st.builds(
-    SubtaskState,
-    operator=st.text(max_size=5),
-    subtask=st.integers(0, 9),
-    key_group_start=st.integers(0, 2**15),
-    key_group_end=st.integers(0, 2**15),
-    backend=st.sampled_from(["heap", "rocksdb"]),
-    incremental=st.booleans(),
-    files=st.lists(state_files, max_size=4).map(tuple),
-    states=st.lists(
-        st.dictionaries(st.text(max_size=3), st.none() | st.text(max_size=3) | st.integers(-5, 5)), max_size=2
-    ).map(tuple),
-)
-metadatas = st.builds(
-    CheckpointMetadata,
-    job=st.text(max_size=8),
-    checkpoint_id=st.integers(0, 2**40),
-    generation=st.integers(0, 2**31),
-    batch_id=st.integers(-1, 2**60),
-    kind=st.sampled_from(["checkpoint", "savepoint"]),
-    parallelism=st.integers(1, 2**15),
-    max_parallelism=st.integers(1, 2**15),
-    operators=st.lists(st.text(max_size=5), max_size=3).map(tuple),
-    subtasks=st.lists(subtask_states, max_size=3).map(tuple),
-    source=st.builds(
-        SourcePosition, batch=st.integers(-1, 2**60), files=st.dictionaries(paths, st.binary(max_size=5), max_size=3)
-    ),
-    sink_files=st.lists(
-        st.builds(SinkFile, sink=paths, staged=paths, final=paths, rows=st.integers(0, 9), size=st.integers(0, 9)),
-        max_size=2,
-    ).map(tuple),
-    trigger_time=st.floats(0, 2e9),
-    completed_time=st.floats(0, 2e9),
-    properties=st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
-)
+sink_paths = st.builds("{}/{}".format, names, names) | names
 
 
-@given(metadatas)
+@st.composite
+def metadatas(draw: st.DrawFn) -> CheckpointMetadata:
+    kind: Kind = draw(st.sampled_from(["checkpoint", "savepoint"]))
+    job = draw(st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,8}", fullmatch=True))
+    groups = draw(st.integers(1, 2**15))
+    return CheckpointMetadata(
+        job=job,
+        checkpoint_id=draw(numbers),
+        generation=draw(st.integers(0, 2**31)),
+        batch_id=draw(st.integers(-1, 2**60)),
+        kind=kind,
+        parallelism=draw(st.integers(1, 2**15)),
+        max_parallelism=groups,
+        operators=draw(st.lists(st.text(max_size=5), max_size=3).map(tuple)),
+        subtasks=draw(st.lists(subtask_states(job if kind == "checkpoint" else None, groups), max_size=3).map(tuple)),
+        source=SourcePosition(
+            draw(st.integers(-1, 2**60)), draw(st.dictionaries(source_names, st.binary(max_size=5), max_size=3))
+        ),
+        sink_files=draw(
+            st.lists(
+                st.builds(
+                    SinkFile,
+                    sink=st.text(max_size=5),
+                    staged=sink_paths,
+                    final=sink_paths,
+                    rows=numbers,
+                    size=numbers,
+                ),
+                max_size=2,
+            ).map(tuple)
+        ),
+        trigger_time=draw(st.floats(0, 2e9)),
+        completed_time=draw(st.floats(0, 2e9)),
+        properties=draw(st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2)),
+    )
+
+
+@given(metadatas())
 def test_any_metadata_comes_back_as_it_was(metadata: CheckpointMetadata) -> None:
-    assert decode(encode(metadata), "here") == metadata
+    home = Home(None) if metadata.kind == "savepoint" else Home(metadata.job, metadata.checkpoint_id, ("s3://log",))
+    assert decode(encode(metadata), "here", home) == metadata
 
 
 def test_every_flipped_byte_is_noticed() -> None:
@@ -140,32 +189,32 @@ def test_every_flipped_byte_is_noticed() -> None:
             damaged = bytearray(data)
             damaged[position] ^= mask
             with pytest.raises(MetadataError, match="chk-7/_metadata"):
-                decode(bytes(damaged), "chk-7/_metadata")
+                decode(bytes(damaged), "chk-7/_metadata", HOME)
 
 
 def test_every_truncation_is_noticed() -> None:
     data = encode(sample())
     for length in range(len(data)):
         with pytest.raises(MetadataError, match="chk-7/_metadata is truncated"):
-            decode(data[:length], "chk-7/_metadata")
+            decode(data[:length], "chk-7/_metadata", HOME)
 
 
 def test_bytes_behind_the_end_are_damage() -> None:
     with pytest.raises(MetadataError, match="damaged: 1 bytes too many"):
-        decode(encode(sample()) + b"x", "here")
+        decode(encode(sample()) + b"x", "here", HOME)
 
 
 def test_another_file_is_not_metadata() -> None:
     for data in (b"PAR1 and more", b"x", b'{"json": true}'):
         with pytest.raises(MetadataError, match="not a metadata file"):
-            decode(data, "here")
+            decode(data, "here", HOME)
 
 
 def test_a_newer_version_names_both_versions() -> None:
     data = bytearray(encode(sample()))
     struct.pack_into(">H", data, 4, FORMAT_VERSION + 1)
     with pytest.raises(MetadataError, match=rf"version {FORMAT_VERSION + 1}, too new .* version {FORMAT_VERSION}\."):
-        decode(bytes(data), "here")
+        decode(bytes(data), "here", HOME)
 
 
 def test_the_helpers_know_which_file_is_which() -> None:
@@ -179,3 +228,44 @@ def test_the_helpers_know_which_file_is_which() -> None:
         "visits/chk-7/cd34",
     ]
     assert full_bytes(metadata) == 4096 + 120 + len(b"MANIFEST-000004\n")
+
+
+def test_a_small_file_cannot_take_much_memory() -> None:
+    """A body that compresses better than any real one is padded when it is written, and refused without the padding."""
+    files = {f"sources/0/{number}": bytes(1 << 20) for number in range(20)}
+    metadata = msgspec.structs.replace(sample(), source=SourcePosition(1, files))
+    data = encode(metadata)
+    assert decode(data, "here", HOME) == metadata
+    bomb = forge(zstd.compress(msgspec.msgpack.encode(metadata)), 20 << 20)
+    assert len(bomb) < len(data) / 10
+    with pytest.raises(MetadataError, match="cannot hold"):
+        decode(bomb, "here", HOME)
+
+
+def test_a_body_longer_than_announced_is_not_decompressed_to_its_end() -> None:
+    with pytest.raises(MetadataError, match="does not have the announced 100 bytes"):
+        decode(forge(zstd.compress(bytes(1 << 20)), 100), "here", HOME)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"\x91" * 100_000, id="nested without end"),
+        pytest.param(msgspec.msgpack.encode(sample()).replace(b"visits", b"vis\xff\xfes"), id="not UTF-8"),
+        pytest.param(msgspec.msgpack.encode(msgspec.structs.replace(sample(), checkpoint_id=2**63)), id="large id"),
+        pytest.param(msgspec.msgpack.encode(msgspec.structs.replace(sample(), batch_id=-2)), id="negative batch"),
+        pytest.param(msgspec.msgpack.encode(msgspec.structs.replace(sample(), completed_time=1e300)), id="time"),
+        pytest.param(msgspec.msgpack.encode(msgspec.structs.replace(sample(), trigger_time=float("nan"))), id="nan"),
+        pytest.param(msgspec.msgpack.encode(msgspec.structs.replace(sample(), max_parallelism=2**31)), id="groups"),
+        pytest.param(b"", id="nothing"),
+    ],
+)
+def test_crafted_content_with_a_right_checksum_is_an_error_of_ours(body: bytes) -> None:
+    with pytest.raises(MetadataError, match="here is damaged"):
+        decode(forge(zstd.compress(body), len(body)), "here", HOME)
+
+
+def forge(packed: bytes, size: int) -> bytes:
+    """A `_metadata` file with a right checksum around any content."""
+    digest = hashlib.sha256(struct.pack(">HQQ", FORMAT_VERSION, len(packed), size) + packed).digest()
+    return struct.pack(">4sHQQ32s", b"SLMD", FORMAT_VERSION, len(packed), size, digest) + packed

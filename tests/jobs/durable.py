@@ -7,6 +7,7 @@ from pathlib import Path
 
 from strandline.admin.garbage import delete_garbage, find_garbage
 from strandline.admin.verification import Verification
+from strandline.checkpoint.home import Home
 from strandline.checkpoint.metadata import CheckpointMetadata, all_files, decode
 from strandline.storage.external import inner_path, list_files
 from strandline.storage.local import LocalStorage
@@ -18,7 +19,8 @@ def chk(place: Place, number: int, job: str = "visits") -> Path:
 
 
 def metadata(folder: Path) -> CheckpointMetadata:
-    return decode((folder / "_metadata").read_bytes(), str(folder))
+    home = Home(folder.parent.name, int(folder.name.removeprefix("chk-")), others=None)
+    return decode((folder / "_metadata").read_bytes(), str(folder), home)
 
 
 def files_of(place: Place, folder: Path) -> dict[Path, bytes]:
@@ -27,11 +29,13 @@ def files_of(place: Place, folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (*paths, folder / "_metadata")}
 
 
-def check_storage(place: Place) -> None:
+def check_storage(place: Place, *others: str) -> None:
     """Every file of the retained checkpoints is there and sound, and nothing else after a collection."""
     storage = LocalStorage(str(place.checkpoints))
-    delete_garbage(storage, find_garbage(storage, "visits", now=time.time() + 10, min_age=0, take_over=True))
-    verification = Verification(storage, "visits")
+    delete_garbage(
+        storage, find_garbage(storage, "visits", now=time.time() + 10, min_age=0, take_over=True, others=others)
+    )
+    verification = Verification(storage, "visits", others=others)
     assert all(found.damage == () for found in verification.run())
     needed = [handle.path for handle in verification.handles]
     left = {file.path for file in list_files(storage, "visits", needed) if "/log/" not in inner_path(file.path)}

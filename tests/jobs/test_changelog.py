@@ -176,14 +176,14 @@ def test_no_claim_and_overlapping_checkpoints_work_with_the_changelog(place: Pla
     run.stop()
     # The log of the second run has a storage of its own: files there are found, verified and collected, too.
     assert list((place.root / "log").glob("visits/shared/*-log"))
-    verified = Verification(LocalStorage(str(place.checkpoints)), "visits").run()
+    verified = Verification(LocalStorage(str(place.checkpoints)), "visits", others=(options["changelog_dir"],)).run()
     assert [checkpoint.damage for checkpoint in verified] == [()] * len(verified)
     run = place.sums(**options).start()
     runs.append(run)
     run.process_all_available()
     assert place.rows() == running_sums(data)
     run.stop()
-    check_storage(place)
+    check_storage(place, options["changelog_dir"])
 
 
 def test_uploads_that_fail_for_a_while_fail_checkpoints_and_lose_nothing(place: Place, runs: list[sl.JobRun]) -> None:

@@ -126,7 +126,7 @@ class Example:
     def metadata(self) -> list[CheckpointMetadata]:
         """What is retained, as a reader finds it in storage."""
         found = [PATHS.parse_metadata(file.path) for file in self.storage.list(PATHS.root)]
-        return [read_metadata(self.storage, PATHS.metadata(number)) for number in sorted(n for n in found if n)]
+        return [read_metadata(self.storage, PATHS, number, others=()) for number in sorted(n for n in found if n)]
 
     def restored(self, metadata: CheckpointMetadata) -> dict[bytes, bytes]:
         """The state that a checkpoint holds, from durable storage alone."""

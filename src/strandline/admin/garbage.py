@@ -136,13 +136,19 @@ class Garbage:
 
 
 def find_garbage(
-    storage: Storage, job: str, *, now: float, min_age: float = MIN_AGE, take_over: bool = False
+    storage: Storage,
+    job: str,
+    *,
+    now: float,
+    min_age: float = MIN_AGE,
+    take_over: bool = False,
+    others: tuple[str, ...] = (),
 ) -> Garbage:
     """Find the orphans of a job without deleting anything.
 
     With `take_over`, the job is taken over first. A run that is alive then ends with `FencedError`, so its uploads are
-    orphans, too. Raises `CheckpointError` if a retained checkpoint cannot be read, because the files it needs are
-    unknown then.
+    orphans, too. `others` are the roots of other storages that may hold files of the job. Raises `CheckpointError` if a
+    retained checkpoint cannot be read or names files elsewhere, because the files it needs are unknown then.
     """
     paths = JobPaths(job)
     store = JobLogStore(storage, paths)
@@ -152,14 +158,14 @@ def find_garbage(
     if take_over:
         ours = store.take_over().generation
         log.info("job %s: taken over as generation %d to clean up", job, ours)
-    needed = [path for metadata in _readable(storage, paths, store) for path in file_paths(metadata)]
+    needed = [path for metadata in _readable(storage, paths, store, others) for path in file_paths(metadata)]
     listing = [*list_files(storage, paths.root, needed), *_temporary_files(storage, paths)]
     while True:
         known = store.load()
         _check_ours(storage, paths, known)
         try:
             kept = (*known.retained, *store.released())
-            retained = [_read_retained(storage, paths, number) for number in kept]
+            retained = [read_metadata(storage, paths, number, others) for number in kept]
             since, owner = _began(storage, paths, known)
             break
         except (CheckpointError, NotFoundError) as error:
@@ -208,11 +214,13 @@ def delete_garbage(
         progress(len(some))
 
 
-def _readable(storage: Storage, paths: JobPaths, store: JobLogStore) -> Iterator[CheckpointMetadata]:
+def _readable(
+    storage: Storage, paths: JobPaths, store: JobLogStore, others: tuple[str, ...]
+) -> Iterator[CheckpointMetadata]:
     """The retained checkpoints that can be read."""
     for number in (*store.job_log.retained, *store.released()):
         with suppress(CheckpointError, NotFoundError):
-            yield _read_retained(storage, paths, number)
+            yield read_metadata(storage, paths, number, others)
 
 
 # --- what is read ----------------------------------------------------------------------------------
@@ -227,16 +235,6 @@ def _check_ours(storage: Storage, paths: JobPaths, known: JobLog) -> None:
             f"{latest.metadata_path!r} as the newest checkpoint. Nothing was deleted. Give the folder the name "
             "it had."
         )
-
-
-def _read_retained(storage: Storage, paths: JobPaths, number: int) -> CheckpointMetadata:
-    metadata = read_metadata(storage, paths.metadata(number))
-    if (metadata.job, metadata.checkpoint_id) != (paths.job, number):
-        raise IncompatibleCheckpointError(
-            f"{storage.url}/{paths.metadata(number)} is checkpoint {metadata.checkpoint_id} of job {metadata.job!r}. "
-            "Bring back the file that belongs there."
-        )
-    return metadata
 
 
 def _began(storage: Storage, paths: JobPaths, known: JobLog) -> tuple[float, str | None]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from strandline.checkpoint.metadata import CheckpointMetadata, all_files, full_bytes, state_bytes
-from strandline.errors import CheckpointNotFoundError, JobDefinitionError, MetadataError
+from strandline.errors import CheckpointError, CheckpointNotFoundError, JobDefinitionError
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.storage import JobPaths, Storage, open_storage
 
@@ -132,8 +132,8 @@ class JobFolder:
     def _facts(self, number: int, latest: bool, owner: str) -> CheckpointFacts:
         path = f"{self.storage.url}/{self.paths.checkpoint_dir(number)}"
         try:
-            metadata = read_metadata(self.storage, self.paths.metadata(number))
-        except (MetadataError, CheckpointNotFoundError) as error:
+            metadata = read_metadata(self.storage, self.paths, number, others=None)
+        except CheckpointError as error:
             return CheckpointFacts(self.job, number, path, latest, owner, problem=str(error))
         return CheckpointFacts(
             job=self.job,
@@ -163,7 +163,7 @@ class JobFolder:
             raise CheckpointNotFoundError(
                 f"job {self.job!r} in {self.storage.url} has no {wanted}; the retained ones are: {known}"
             )
-        return read_metadata(self.storage, self.paths.metadata(number))
+        return read_metadata(self.storage, self.paths, number, others=None)
 
     def details(self, metadata: CheckpointMetadata) -> dict[str, Any]:
         """A checkpoint with its subtasks and files, as plain values."""

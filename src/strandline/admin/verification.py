@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, all_files
-from strandline.errors import CheckpointNotFoundError, MetadataError, NotFoundError, StorageError, StorageFullError
+from strandline.errors import CheckpointError, CheckpointNotFoundError, NotFoundError, StorageError, StorageFullError
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.storage import JobPaths, Storage
 from strandline.storage.checksums import checksum
@@ -56,8 +56,14 @@ class Verified:
 class Verification:
     """The checkpoints of one job that are verified. The constructor reads their metadata, `run` reads their files."""
 
-    def __init__(self, storage: Storage, job: str, checkpoint: int | None = None) -> None:
-        """Choose `checkpoint`, which need not be in the log; or all that the log retains, if it is None."""
+    def __init__(
+        self, storage: Storage, job: str, checkpoint: int | None = None, *, others: tuple[str, ...] = ()
+    ) -> None:
+        """Choose `checkpoint`, which need not be in the log; or all that the log retains, if it is None.
+
+        `others` are the roots of other storages that may hold files of the job. A checkpoint that names files elsewhere
+        counts as damaged, and these files are not read.
+        """
         self._storage = storage
         self._paths = JobPaths(job)
         self._all_retained = checkpoint is None
@@ -65,10 +71,10 @@ class Verification:
         self._checkpoints: dict[int, CheckpointMetadata] = {}
         for number in self._retained() if checkpoint is None else (checkpoint,):
             try:
-                self._checkpoints[number] = read_metadata(storage, self._paths.metadata(number))
+                self._checkpoints[number] = read_metadata(storage, self._paths, number, others)
             except CheckpointNotFoundError:
                 self._unreadable[number] = "is missing"
-            except MetadataError as error:
+            except CheckpointError as error:
                 self._unreadable[number] = f"cannot be read: {error}"
         self.handles = {handle for metadata in self._checkpoints.values() for handle in _handles(metadata)}
         """The files to read. A file that several checkpoints share is among them once."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from backports import zstd
 
+from strandline.checkpoint.home import Home, Refused
 from strandline.checkpoint.registry import SharedKey
-from strandline.errors import MetadataError, NewerFormatError
+from strandline.errors import CheckpointNotFoundError, IncompatibleCheckpointError, MetadataError, NewerFormatError
 
 FORMAT_VERSION = 2
 """The format that this release writes. It reads this one and all earlier ones."""
@@ -21,6 +22,14 @@ SEGMENT_SUFFIX = ".segment"
 
 Kind = Literal["checkpoint", "savepoint"]
 
+# Numbers of crafted metadata stay in ranges in which no later computation overflows. Decoding checks them.
+Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+BatchId = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
+KeyGroup = Annotated[int, msgspec.Meta(ge=0, le=1 << 15)]
+Parallelism = Annotated[int, msgspec.Meta(ge=1, le=1 << 15)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, lt=250_000_000_000)]
+"""Seconds since the epoch, before the year 9892."""
+
 # The structs are arrays on disk: fields may be added at the end with a default, but never moved or removed.
 # gc=False on structs of which a million may exist: they are never part of a cycle, so the collector may skip them.
 
@@ -29,12 +38,12 @@ class FileHandle(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An uploaded file, or a part of one. `path` is relative to the root of the checkpoint directory."""
 
     path: str
-    size: int
+    size: Natural
     checksum: str
     """Algorithm and value, as in `crc32:89abcdef`."""
-    offset: int = 0
+    offset: Natural = 0
     """The position in the uploaded file at which the part begins."""
-    whole: int = 0
+    whole: Natural = 0
     """The size of the uploaded file if this handle is a part of it, else 0. Since format version 2."""
 
     @property
@@ -75,9 +84,9 @@ class SubtaskState(msgspec.Struct, frozen=True, array_like=True):
     """The state of one subtask of one operator. `key_group_end` is the first group after its range."""
 
     operator: str
-    subtask: int
-    key_group_start: int
-    key_group_end: int
+    subtask: KeyGroup
+    key_group_start: KeyGroup
+    key_group_end: KeyGroup
     backend: str
     incremental: bool
     files: tuple[StateFile, ...]
@@ -89,7 +98,7 @@ class SubtaskState(msgspec.Struct, frozen=True, array_like=True):
 class SourcePosition(msgspec.Struct, frozen=True, array_like=True):
     """The position of the sources: the files of Spark's own offset log for `batch`, by relative name."""
 
-    batch: int
+    batch: BatchId
     files: dict[str, bytes]
 
 
@@ -99,8 +108,8 @@ class SinkFile(msgspec.Struct, frozen=True, array_like=True):
     sink: str
     staged: str
     final: str
-    rows: int
-    size: int
+    rows: Natural
+    size: Natural
 
 
 class CheckpointMetadata(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -108,18 +117,18 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, array_like=True, kw_only=T
 
     format_version: int = FORMAT_VERSION
     job: str
-    checkpoint_id: int
-    generation: int
-    batch_id: int
+    checkpoint_id: Natural
+    generation: Natural
+    batch_id: BatchId
     kind: Kind
-    parallelism: int
-    max_parallelism: int
+    parallelism: Parallelism
+    max_parallelism: Parallelism
     operators: tuple[str, ...]
     subtasks: tuple[SubtaskState, ...]
     source: SourcePosition
     sink_files: tuple[SinkFile, ...]
-    trigger_time: float
-    completed_time: float
+    trigger_time: Seconds
+    completed_time: Seconds
     properties: dict[str, str]
 
 
@@ -132,6 +141,14 @@ _HEADER_SIZE = _START.size + _REST.size
 _COMPRESSION = 1
 """Zstandard's fastest level. The library is a small one: Arrow's would take most of the time of `checkpoints ls`."""
 
+_MAX_RATIO = 256
+_MAX_SMALL_BODY = 16 << 20
+"""A body is at most this large, or at most `_MAX_RATIO` times as large as its compressed form. So a small file cannot
+take much memory."""
+_SKIPPED = struct.Struct("<II")
+_SKIPPED_MAGIC = 0x184D2A50
+"""The start of a frame that Zstandard's readers skip: magic number and length."""
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(CheckpointMetadata)
 
@@ -140,15 +157,37 @@ def encode(metadata: CheckpointMetadata) -> bytes:
     """The content of the checkpoint's `_metadata` file."""
     body = _encoder.encode(metadata)
     packed = zstd.compress(body, _COMPRESSION)
+    if len(body) > _most_bytes(len(packed)):
+        padding = len(body) // _MAX_RATIO
+        packed += _SKIPPED.pack(_SKIPPED_MAGIC, padding) + bytes(padding)
     digest = _digest(FORMAT_VERSION, len(packed), len(body), packed)
     return _START.pack(_MAGIC, FORMAT_VERSION) + _REST.pack(len(packed), len(body), digest) + packed
 
 
-def decode(data: bytes, where: str) -> CheckpointMetadata:
-    """Read a `_metadata` file; `where` names it in messages.
+def decode(data: bytes, where: str, home: Home) -> CheckpointMetadata:
+    """Read a `_metadata` file that lies at `home`; `where` names it in messages.
 
-    Raises `MetadataError` if it is something else, truncated, damaged, or written by a newer release.
+    Raises `MetadataError` if it is something else, truncated, damaged, or written by a newer release, or if a name or a
+    path in it leads elsewhere than to `home`. Raises `IncompatibleCheckpointError` if it is another checkpoint's, and
+    `CheckpointNotFoundError` if a checkpoint is in the place of a savepoint.
     """
+    version, body = _body(data, where)
+    try:
+        metadata = _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(where, f"its checksum is right, but its content is not metadata: {error}") from error
+    if metadata.format_version > version:
+        raise _damaged(where, f"its content has format version {metadata.format_version}, its header {version}")
+    _check_belongs(metadata, where, home)
+    try:
+        home.check(metadata)
+    except Refused as error:
+        raise MetadataError(f"{where} is refused: {error}. Nothing was changed. {_GO_BACK}") from error
+    return metadata
+
+
+def _body(data: bytes, where: str) -> tuple[int, bytes]:
+    """The format version and the uncompressed content of a `_metadata` file."""
     if len(data) < _START.size:
         if not _MAGIC.startswith(data[:4]):
             raise _not_metadata(where)
@@ -173,10 +212,35 @@ def decode(data: bytes, where: str) -> CheckpointMetadata:
         raise _damaged(where, f"{len(packed) - packed_size} bytes too many follow the metadata")
     if _digest(version, packed_size, body_size, packed) != digest:
         raise _damaged(where, "its checksum is wrong")
+    if body_size > _most_bytes(packed_size):
+        raise _damaged(where, f"{packed_size} compressed bytes cannot hold {body_size} bytes")
     try:
-        return _decoder.decode(zstd.decompress(packed))
-    except (msgspec.MsgspecError, zstd.ZstdError) as error:
-        raise _damaged(where, f"its checksum is right, but its content is not metadata: {error}") from error
+        # One byte more than announced, so that a longer content is noticed without decompressing all of it.
+        body = zstd.ZstdDecompressor().decompress(packed, body_size + 1)
+    except zstd.ZstdError as error:
+        raise _damaged(where, f"its checksum is right, but its content cannot be decompressed: {error}") from error
+    if len(body) != body_size:
+        raise _damaged(where, f"its content does not have the announced {body_size} bytes")
+    return version, body
+
+
+def _check_belongs(metadata: CheckpointMetadata, where: str, home: Home) -> None:
+    if home.job is None:
+        if metadata.kind != "savepoint":
+            raise CheckpointNotFoundError(f"{where} is that of a checkpoint, not of a savepoint")
+    elif home.others is not None and (metadata.kind, metadata.job, metadata.checkpoint_id) != (
+        "checkpoint",
+        home.job,
+        home.checkpoint_id,
+    ):
+        raise IncompatibleCheckpointError(
+            f"{where} is {metadata.kind} {metadata.checkpoint_id} of job {metadata.job!r}. Bring back the file that "
+            "belongs there, or give the folder the name it had."
+        )
+
+
+def _most_bytes(packed_size: int) -> int:
+    return max(_MAX_SMALL_BODY, _MAX_RATIO * packed_size)
 
 
 def file_key(state: SubtaskState, file: StateFile) -> SharedKey:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import ClassVar, Self, cast
 
@@ -65,6 +65,12 @@ class Config:
         keys=("dstl.dfs.base-path", "state.changelog.dstl.dfs.base-path"),
         doc="Durable storage for the changelog.",
         unset="`checkpoint_dir`",
+    )
+    trusted_dirs: Option[Sequence[kinds.PathLike], tuple[str, ...]] = option(
+        (),
+        kinds.PATHS,
+        doc="Other storages whose files the checkpoints may name, beside `checkpoint_dir` and `changelog_dir`: for "
+        "instance the `changelog_dir` of an earlier run. A checkpoint that names a file elsewhere is refused.",
     )
     local_dir: OptionalLocation = option(
         None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -320,6 +320,17 @@ def _parse_text(value: object) -> str:
 
 TEXT: Kind[str, str] = Kind("str", "a text that is not empty", _parse_text)
 PATH: Kind[PathLike, str] = Kind("path", "a path or URL that is not empty", _parse_text)
+
+
+def _parse_paths(value: object) -> tuple[str, ...]:
+    if isinstance(value, (str, os.PathLike)):
+        return (_parse_text(value),)
+    if not isinstance(value, Sequence):
+        raise ValueError
+    return tuple(map(_parse_text, value))
+
+
+PATHS: Kind[Sequence[PathLike], tuple[str, ...]] = Kind("list of paths", "a list of paths or URLs", _parse_paths)
 
 
 def _parse_settings(value: object) -> Mapping[str, str]:

@@ -30,6 +30,7 @@ GROUPS: Mapping[str, Group] = {
         (
             "checkpoint_dir",
             "changelog_dir",
+            "trusted_dirs",
             "local_dir",
             "spark_checkpoint_dir",
             "storage_options",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from strandline.errors import JobDefinitionError
 
 _JOB = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}", re.ASCII)
-_NUMBER = r"(0|[1-9][0-9]*)"
+_NUMBER = r"(0|[1-9][0-9]{0,17})"
 
 
 @dataclass(frozen=True, slots=True)

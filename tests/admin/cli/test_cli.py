@@ -272,7 +272,12 @@ def by_hand(tmp_path: Path) -> Path:
     a, b, own = FILES
     for number, paths in ((1, [a]), (2, [a, b, own])):
         files = tuple(
-            StateFile(path, path, True, FileHandle(path, len(FILES[path]), f"crc32:{zlib.crc32(FILES[path]):08x}"))
+            StateFile(
+                path.replace("/", "-"),
+                path,
+                True,
+                FileHandle(path, len(FILES[path]), f"crc32:{zlib.crc32(FILES[path]):08x}"),
+            )
             for path in paths
         )
         subtask = SubtaskState("count", 0, 0, 128, "rocksdb", True, files)

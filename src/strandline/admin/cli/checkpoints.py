@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strandline.admin.cli.options import Job, Json, Location, StorageOptions, print_json, storage_settings
+from strandline.admin.cli.options import (
+    ChangelogDirs,
+    Job,
+    Json,
+    Location,
+    StorageOptions,
+    changelog_roots,
+    print_json,
+    storage_settings,
+)
 from strandline.errors import CheckpointNotFoundError, ConfigError, StrandlineError
 
 if TYPE_CHECKING:
@@ -67,12 +76,14 @@ def verify_checkpoints(
             help="A checkpoint's directory (.../job/chk-N) or _metadata file, a job's folder, or all jobs'."
         ),
     ],
+    changelog_dir: ChangelogDirs = None,
     as_json: Json = False,
     storage_option: StorageOptions = None,
 ) -> None:
     """Read every file of a checkpoint, or of all retained ones, and compare size and checksum.
 
-    Every file that is damaged or missing is reported; the exit code is 1 if there is any. This reads the full state.
+    Every file that is damaged or missing is reported; the exit code is 1 if there is any. This reads the full state. A
+    checkpoint that names files outside its job's folder and --changelog-dir is reported, and these files are not read.
     """
     from strandline.admin.cli.reports import print_verified
     from strandline.admin.inspection import JobFolder
@@ -80,10 +91,13 @@ def verify_checkpoints(
 
     settings = storage_settings(storage_option)
     one = JobFolder.find_checkpoint(location, settings)
+    others = changelog_roots(changelog_dir, settings)
     if one is not None:
-        verifications = [Verification(one[0].storage, one[0].job, one[1])]
+        verifications = [Verification(one[0].storage, one[0].job, one[1], others=others)]
     else:
-        verifications = [Verification(folder.storage, folder.job) for folder in _jobs(location, settings)]
+        verifications = [
+            Verification(folder.storage, folder.job, others=others) for folder in _jobs(location, settings)
+        ]
     found: list[Verified] = []
     with _progress() as bar:
         total = sum(handle.size for verification in verifications for handle in verification.handles)
@@ -113,6 +127,7 @@ def collect_garbage(
             "--take-over", help="Also delete the newest run's last uploads. If that run is alive, this ENDS it."
         ),
     ] = False,
+    changelog_dir: ChangelogDirs = None,
     as_json: Json = False,
     storage_option: StorageOptions = None,
 ) -> None:
@@ -138,7 +153,8 @@ def collect_garbage(
     except ValueError as error:
         raise ConfigError(f"--min-age {min_age!r}: {error}") from error
     folder = _one_job(location, job, storage_option)
-    garbage = find_garbage(folder.storage, folder.job, now=time.time(), min_age=age, take_over=take_over)
+    others = changelog_roots(changelog_dir, storage_settings(storage_option))
+    garbage = find_garbage(folder.storage, folder.job, now=time.time(), min_age=age, take_over=take_over, others=others)
     if yes:
         with _progress(sizes=False) as bar:
             task = bar.add_task("deleting", total=len(garbage.files.orphans))

@@ -24,6 +24,21 @@ StorageOptions = Annotated[
         "given so, because everybody on the host can see the arguments of a command.",
     ),
 ]
+ChangelogDirs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--changelog-dir",
+        metavar="PATH",
+        help="The job's changelog_dir, or another storage that holds files of its checkpoints. Can be repeated.",
+    ),
+]
+
+
+def changelog_roots(locations: list[str] | None, settings: dict[str, str]) -> tuple[str, ...]:
+    """The roots given with `--changelog-dir`, as they are written in checkpoints."""
+    from strandline.storage import open_storage
+
+    return tuple(open_storage(location, settings).url for location in locations or [])
 
 
 def storage_settings(pairs: list[str] | None) -> dict[str, str]:

@@ -24,6 +24,7 @@ from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Cluster
+from strandline.runtime.driver.cluster_setup import absolute_location
 from strandline.runtime.driver.deployment import Deployment, RestorePoint
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.generation import Generation
@@ -152,6 +153,7 @@ class _Opening:
             can_withdraw=all(isinstance(sink, ParquetSink) for _node, sink in graph.sinks),
             restore=request.restore,
             allow_non_restored=run.allow_non_restored,
+            others=_other_roots(config),
         )
 
     # --- claim ------------------------------------------------------------------------------------
@@ -319,6 +321,13 @@ class _Opening:
         if self._config.batch_interval is not None:
             return writer.trigger(processingTime=f"{int(self._config.batch_interval * 1000)} milliseconds")
         return writer
+
+
+def _other_roots(config: Config) -> tuple[str, ...]:
+    """The roots outside `checkpoint_dir` that may hold files of the job, as they are written in checkpoints."""
+    locations = [*([config.changelog_dir] if config.changelog_dir is not None else []), *config.trusted_dirs]
+    options = dict(config.storage_options)
+    return tuple(open_storage(absolute_location(location), options).url for location in locations)
 
 
 def _backend_settings(config: Config) -> BackendSettings:

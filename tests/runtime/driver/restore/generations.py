@@ -211,7 +211,7 @@ def location(storage: Storage, number: int, job: str = JOB) -> str:
 
 def words(storage: Storage, number: int, job: str = JOB) -> set[str]:
     """The state of a checkpoint, read from its files. Raises `NotFoundError` if one is missing."""
-    metadata = read_metadata(storage, JobPaths(job).metadata(number))
+    metadata = read_metadata(storage, JobPaths(job), number, others=())
     return {storage.read(handle.path).decode() for handle in handles(metadata)}
 
 

@@ -11,7 +11,9 @@ import socket
 import time
 import uuid
 
+from strandline.checkpoint.home import Home
 from strandline.checkpoint.job_log import (
+    CheckpointRef,
     Completed,
     Entry,
     JobLog,
@@ -196,11 +198,27 @@ class JobLogStore:
         return entry
 
 
-def read_metadata(storage: Storage, path: str) -> CheckpointMetadata:
-    """The metadata of a checkpoint. Raises `MetadataError` if it is damaged, `CheckpointNotFoundError` if missing."""
+def read_metadata(storage: Storage, paths: JobPaths, number: int, others: tuple[str, ...] | None) -> CheckpointMetadata:
+    """The metadata of a checkpoint in the folder of its job. `others` are other roots that may hold its files.
+
+    With None the files may be anywhere, so the caller must not touch them. Raises `MetadataError` if the metadata is
+    damaged or names files elsewhere, `CheckpointNotFoundError` if it is missing.
+    """
+    return _read(storage, paths.metadata(number), Home(paths.job, number, others))
+
+
+def read_referenced(storage: Storage, ref: CheckpointRef, others: tuple[str, ...]) -> CheckpointMetadata:
+    """The metadata of the checkpoint or savepoint that an entry of a job's log names: see `read_metadata`."""
+    job = ref.metadata_path.partition("/")[0]
+    if job == ref.metadata_path:
+        return _read(storage, ref.metadata_path, Home(None))
+    return _read(storage, ref.metadata_path, Home(job, ref.checkpoint_id, others))
+
+
+def _read(storage: Storage, path: str, home: Home) -> CheckpointMetadata:
     where = f"{storage.url}/{path}"
     try:
-        return decode(storage.read(path), where)
+        return decode(storage.read(path), where, home)
     except NotFoundError as error:
         raise CheckpointNotFoundError(
             f"{where} is missing, though the job's log names it as a completed checkpoint. Bring the file back; or, to "

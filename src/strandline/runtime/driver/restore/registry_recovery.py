@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from strandline.checkpoint.coordinator import CheckpointCoordinator
 from strandline.checkpoint.metadata import CheckpointMetadata
-from strandline.errors import CheckpointNotFoundError, MetadataError
+from strandline.errors import CheckpointError, CheckpointNotFoundError
 from strandline.runtime.driver.restore.job_log import read_metadata
 from strandline.runtime.driver.restore.takeover import Claim
 from strandline.storage.external import delete_files
@@ -44,7 +44,7 @@ class _Checkpoints:
         self.to_delete: list[int] = []
         """The dropped checkpoints whose metadata is still there."""
         self.unreadable: list[int] = []
-        """Checkpoints whose metadata is damaged, or of a newer release. They may be restored when it can be read."""
+        """Checkpoints whose metadata is damaged, refused, or of a newer release. It may become readable later."""
 
     def retained(self) -> Iterator[CheckpointMetadata]:
         """The retained checkpoints. One that cannot be read is not retained any more."""
@@ -75,10 +75,10 @@ class _Checkpoints:
     def _read(self, number: int, otherwise: str) -> Iterator[CheckpointMetadata]:
         claim = self._claim
         try:
-            metadata = read_metadata(claim.storage, claim.paths.metadata(number))
-        except (CheckpointNotFoundError, MetadataError) as error:
+            metadata = read_metadata(claim.storage, claim.paths, number, claim.others)
+        except CheckpointError as error:
             log.warning("job %s: checkpoint %d %s: %s", claim.paths.job, number, otherwise, error)
-            if isinstance(error, MetadataError) and number not in claim.store.job_log.dropped:
+            if not isinstance(error, CheckpointNotFoundError) and number not in claim.store.job_log.dropped:
                 self.unreadable.append(number)
             return
         yield metadata

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from strandline.checkpoint.home import Home
 from strandline.checkpoint.metadata import (
     CheckpointMetadata,
     StateFile,
@@ -60,7 +61,7 @@ class SavepointTarget:
 def open_savepoint(location: str, options: dict[str, str]) -> tuple[Storage, CheckpointMetadata]:
     """The savepoint at `location`, which is its folder or the `_metadata` file in it.
 
-    Raises `CheckpointNotFoundError` if there is none, `MetadataError` if it is damaged.
+    Raises `CheckpointNotFoundError` if there is none, `MetadataError` if it is damaged or names files elsewhere.
     """
     place = location.rstrip("/").removesuffix(f"/{METADATA}")
     if "://" not in place:
@@ -69,11 +70,9 @@ def open_savepoint(location: str, options: dict[str, str]) -> tuple[Storage, Che
             raise _no_savepoint(place)
     storage = open_storage(place, options)
     try:
-        metadata = decode(storage.read(METADATA), f"{storage.url}/{METADATA}")
+        metadata = decode(storage.read(METADATA), f"{storage.url}/{METADATA}", Home(None))
     except NotFoundError as error:
         raise _no_savepoint(storage.url) from error
-    if metadata.kind != "savepoint":
-        raise CheckpointNotFoundError(f"{storage.url} is the folder of a checkpoint, not of a savepoint")
     return storage, metadata
 
 

@@ -23,7 +23,7 @@ from strandline.errors import (
 )
 from strandline.operators.base import Operator
 from strandline.operators.schema_evolution import check_states
-from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
+from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata, read_referenced
 from strandline.runtime.driver.restore.savepoints import METADATA, open_savepoint
 from strandline.runtime.driver.restore.sink_files import check_sink, publish, recover_sink
 from strandline.runtime.protocol.messages import StorageSettings
@@ -58,6 +58,8 @@ class Wanted:
     restore: Restore | None = None
     allow_non_restored: bool = False
     """Whether restored state that the job does not declare any more may be dropped."""
+    others: tuple[str, ...] = ()
+    """The roots of other storages that may hold files of the job's checkpoints: `changelog_dir` and `trusted_dirs`."""
     damaged: Mapping[int, str] = field(default_factory=dict)
     """The checkpoints of the job that slots found damaged, each with the error."""
 
@@ -78,6 +80,8 @@ class Claim:
     """The checkpoint that the generation restores; None if the job begins without state."""
     origin: StorageSettings | None = None
     """Where the files of the restored checkpoint are, if not in the job's own storage."""
+    others: tuple[str, ...] = ()
+    """As in `Wanted`."""
     properties: Mapping[str, str] = field(default_factory=dict)
     """What the metadata of every checkpoint of the generation contains: its owner, and what the user had restored."""
 
@@ -169,6 +173,7 @@ def _claim(
         wanted.sinks,
         found,
         StorageSettings(origin, settings.options) if origin is not None else None,
+        wanted.others,
         properties,
     )
 
@@ -219,7 +224,7 @@ class _Candidates:
             )
         for number in older:
             try:
-                metadata = read_metadata(self._storage, self._paths.metadata(number))
+                metadata = read_metadata(self._storage, self._paths, number, self._wanted.others)
                 self._check(self._storage, metadata, any_job=False)
             except (MetadataError, CheckpointNotFoundError, DamagedFileError) as error:
                 log.warning("job %s: checkpoint %d cannot be used either: %s", self._paths.job, number, error)
@@ -248,7 +253,7 @@ class _Candidates:
                 f"restore={restore.path!r}: {storage.url}/{path} is missing, so there is no completed checkpoint. "
                 f"`strandline checkpoints ls {storage.url}/{paths.job}` shows those that are there."
             )
-        metadata = read_metadata(storage, path)
+        metadata = read_metadata(storage, paths, number, self._wanted.others)
         self._check(storage, metadata, any_job=True)
         ref = CheckpointRef(number, path, metadata.batch_id)
         if storage is self._storage and paths.job == self._paths.job:
@@ -293,7 +298,7 @@ class _Candidates:
         if ref.ours and ref.checkpoint_id in self._wanted.damaged:
             raise DamagedFileError(self._wanted.damaged[ref.checkpoint_id])
         storage = open_storage(ref.origin, self._options) if ref.origin is not None else self._storage
-        metadata = read_metadata(storage, ref.metadata_path)
+        metadata = read_referenced(storage, ref, self._wanted.others)
         self._check(storage, metadata, any_job=not ref.ours)
         return metadata
 

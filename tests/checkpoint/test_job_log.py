@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -185,7 +186,7 @@ class Driver:
         if self.log.generation == 0 or self.fenced:
             return
         id = self.log.next_checkpoint_id
-        entry = self.log.completion_entry(id, f"chk-{id}", id, 0.0, self.nonce(), (id,), self.log.retained)
+        entry = self.log.completion_entry(id, f"chk-{id}/_metadata", id, 0.0, self.nonce(), (id,), self.log.retained)
         if self.write(entry, outcomes) is Verdict.OURS:
             self.log = self.log.apply(entry)
             self.completed.append(entry.sequence)
@@ -228,3 +229,40 @@ def test_a_driver_that_was_taken_over_completes_nothing_and_learns_it(script: li
         assert entry.generation == generation, "after a takeover no older generation completes"
     known = sorted(sequence for driver in drivers for sequence in driver.completed)
     assert known == [entry.sequence for entry in entries if isinstance(entry, Completed)], "every outcome is known"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metadata_path": "../../etc/passwd"},
+        {"metadata_path": "/etc/_metadata"},
+        {"metadata_path": "visits/chk-1/../../_metadata"},
+        {"checkpoint_id": -1},
+        {"retained": (1, 2**63)},
+        {"dropped": (-1,)},
+        {"generation": 2**64},
+        {"sequence": -1},
+        {"time": 1e300},
+    ],
+)
+def test_a_crafted_entry_with_a_right_checksum_is_an_error_of_ours(changes: dict[str, Any]) -> None:
+    entry = Completed(
+        sequence=1,
+        generation=1,
+        checkpoint_id=1,
+        metadata_path="visits/chk-1/_metadata",
+        batch_id=1,
+        time=1.0,
+        nonce="n",
+        retained=(1,),
+        dropped=(),
+    )
+    assert decode_entry(encode_entry(entry), "here") == entry
+    with pytest.raises(CheckpointError, match="here, an entry of the job's log, is damaged"):
+        decode_entry(encode_entry(msgspec.structs.replace(entry, **changes)), "here")
+
+
+def test_an_entry_nested_without_end_is_an_error_of_ours() -> None:
+    for data in (b"[" * 100_000, b'{"crc32":"00000000","entry":' + b"[" * 100_000, b'{"crc32":"\xff"'):
+        with pytest.raises(CheckpointError, match="damaged"):
+            decode_entry(data, "here")

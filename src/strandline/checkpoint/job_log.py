@@ -6,19 +6,27 @@ import enum
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
 from strandline.errors import CheckpointError, FencedError
 
+Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+BatchId = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, lt=250_000_000_000)]
+MetadataPath = Annotated[
+    str, msgspec.Meta(pattern=r"\A(?:(?:(?!\.)[A-Za-z0-9._-]{1,200}/)?chk-(?:0|[1-9][0-9]{0,17})/)?_metadata\Z")
+]
+"""The `_metadata` of a checkpoint in the folder of a job, or of a savepoint. It cannot lead elsewhere."""
+
 
 class CheckpointRef(msgspec.Struct, frozen=True):
     """A completed checkpoint, and the path of its metadata."""
 
-    checkpoint_id: int
-    metadata_path: str
-    batch_id: int
+    checkpoint_id: Natural
+    metadata_path: MetadataPath
+    batch_id: BatchId
     origin: str | None = None
     """The root of its paths, if it is not the job's own checkpoint directory."""
     ours: bool = True
@@ -31,19 +39,19 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_fi
     The entry repeats all facts about checkpoints, so that older entries may be deleted.
     """
 
-    sequence: int
-    generation: int
+    sequence: Natural
+    generation: Natural
     owner: str
-    time: float
+    time: Seconds
     nonce: str
-    last_checkpoint_id: int
+    last_checkpoint_id: Natural
     """The highest id of a completed checkpoint; 0 if there is none."""
     latest: CheckpointRef | None
-    retained: tuple[int, ...]
+    retained: tuple[Natural, ...]
     """The ids of all retained checkpoints, newest last."""
-    dropped: tuple[int, ...] = ()
+    dropped: tuple[Natural, ...] = ()
     """Checkpoints that the last completion dropped. Some of their files may still exist."""
-    released: tuple[int, ...] = ()
+    released: tuple[Natural, ...] = ()
     """Checkpoints in the job's folder that belong to the user, because they were restored with `no_claim`. Only the
     user deletes them."""
 
@@ -51,22 +59,22 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_fi
 class Completed(msgspec.Struct, frozen=True, kw_only=True, tag="completed", tag_field="type"):
     """A checkpoint is complete. Its sink rows may be published, and the dropped checkpoints deleted."""
 
-    sequence: int
-    generation: int
-    checkpoint_id: int
-    metadata_path: str
-    batch_id: int
-    time: float
+    sequence: Natural
+    generation: Natural
+    checkpoint_id: Natural
+    metadata_path: MetadataPath
+    batch_id: BatchId
+    time: Seconds
     nonce: str
-    retained: tuple[int, ...]
+    retained: tuple[Natural, ...]
     """The ids of all checkpoints that are retained from now on, newest last, including this one."""
-    dropped: tuple[int, ...]
+    dropped: tuple[Natural, ...]
     """The ids that are not retained any more, oldest first."""
-    released: tuple[int, ...] = ()
+    released: tuple[Natural, ...] = ()
     """As in `Takeover`."""
     owner: str = ""
     """Who began the generation. Empty in an entry that an older release wrote."""
-    began: float | None = None
+    began: Seconds | None = None
     """When the generation began, so that the entry of its takeover may be deleted: the earlier of the driver's and the
     storage's time of the takeover. None in an entry that an older release wrote."""
 
@@ -96,7 +104,7 @@ def decode_entry(data: bytes, where: str) -> Entry:
         if _checksum(bytes(envelope.entry)) != envelope.crc32:
             raise _damaged(where, "its checksum is wrong")
         return _entries.decode(envelope.entry)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(where, str(error)) from error
 
 

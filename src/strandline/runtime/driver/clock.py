@@ -142,7 +142,7 @@ def is_tick(offset: str) -> bool:
     """Whether a line of Spark's offset log belongs to the tick source."""
     try:
         value = json.loads(offset)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(value, dict) and value.keys() == {"tick"}
 

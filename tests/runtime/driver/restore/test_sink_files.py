@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile
-from strandline.errors import DirectoryNotOursError, NotFoundError
-from strandline.runtime.driver.restore.sink_files import check_sink, publish, recover_sink
+from strandline.errors import DirectoryNotOursError, MetadataError, NotFoundError
+from strandline.runtime.driver.restore.sink_files import check_names, check_sink, publish, recover_sink
 from strandline.runtime.task.parquet_writer import STAGING_FOLDER
 from strandline.storage.local import LocalStorage
 from tests.factories import checkpoint_metadata
@@ -162,3 +162,19 @@ def test_recovery_that_cannot_publish_withdraws_nothing(sink: LocalStorage) -> N
     with pytest.raises(NotFoundError):
         recover_sink(sink, SINK, JOB, checkpoint(7, [sink_file(7)]))
     assert visible(sink) == {later.final}
+
+
+@pytest.mark.parametrize(
+    ("staged", "final"),
+    [
+        ("private/keys", "part-0.parquet"),
+        ("_strandline/x.staged", "index.html"),
+        (f"_strandline/{sink_file(1, job='other').final}.staged", sink_file(1, job="other").final),
+        ("_delta_log/0.json", sink_file(1).final),
+        (f"secret/{sink_file(1).final}.staged", sink_file(1).final),
+    ],
+)
+def test_a_checkpoint_that_would_publish_anything_but_the_jobs_own_files_is_refused(staged: str, final: str) -> None:
+    check_names(checkpoint(1, [sink_file(1)]))
+    with pytest.raises(MetadataError, match="gives no file such a name"):
+        check_names(checkpoint(1, [SinkFile(SINK, staged, final, rows=1, size=1)]))

@@ -127,7 +127,10 @@ def seed(position: SourcePosition, folder: Path, *, ticks: bool, places: Sequenc
 
 def _spread(entry: bytes, ticks: bool, places: Sequence[int]) -> bytes:
     """An offset log entry with a line for every place at which the query reads a source, and for its tick source."""
-    lines = entry.decode().split("\n")
+    try:
+        lines = entry.decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"the checkpoint's position in the sources is damaged: {error}") from error
     header, sources = lines[:_HEADER], lines[_HEADER:]
     tick = sources.pop() if sources and is_tick(sources[-1]) else FIRST_TICK
     if places:

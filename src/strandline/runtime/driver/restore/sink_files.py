@@ -7,10 +7,25 @@ from collections.abc import Iterable
 
 from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile
 from strandline.checkpoint.restore import ListedSinkFile, SinkRecovery
-from strandline.errors import DirectoryNotOursError, NotFoundError
+from strandline.errors import DirectoryNotOursError, MetadataError, NotFoundError
 from strandline.storage import Storage
 
 _FINAL = re.compile(r"part-(?P<job>.+)-(?P<batch>\d{20})-[0-9a-f]{32}\.parquet")
+
+
+def check_names(metadata: CheckpointMetadata) -> None:
+    """Raise `MetadataError` unless all sink files have names that the job's own writer gives.
+
+    Publication renames files, so other names in crafted metadata could replace any file in the folder of a sink.
+    """
+    for file in metadata.sink_files:
+        match = _FINAL.fullmatch(file.final)
+        folder, _, name = file.staged.partition("/")
+        if match is None or match["job"] != metadata.job or folder[:1] != "_" or name != f"{file.final}.staged":
+            raise MetadataError(
+                f"checkpoint {metadata.checkpoint_id} of job {metadata.job!r} would publish {file.staged!r} as "
+                f"{file.final!r}. The job gives no file such a name, so the checkpoint is refused. Restore another one."
+            )
 
 
 def publish(storage: Storage, files: Iterable[SinkFile]) -> None:

@@ -25,7 +25,7 @@ from strandline.operators.base import Operator
 from strandline.operators.schema_evolution import check_states
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata, read_referenced
 from strandline.runtime.driver.restore.savepoints import METADATA, open_savepoint
-from strandline.runtime.driver.restore.sink_files import check_sink, publish, recover_sink
+from strandline.runtime.driver.restore.sink_files import check_names, check_sink, publish, recover_sink
 from strandline.runtime.protocol.messages import StorageSettings
 from strandline.state.descriptors import StateDescriptor
 from strandline.storage import JobPaths, Storage, is_local, open_storage
@@ -316,6 +316,7 @@ class _Candidates:
             for state in metadata.subtasks:
                 if state.operator == operator.uid:
                     check_states(operator, self._declared(operator), state, wanted.allow_non_restored)
+        check_names(metadata)
         _check_files(storage, metadata)
 
     def _declared(self, operator: Operator) -> list[StateDescriptor]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import pickle
-import shutil
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +17,7 @@ from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.figures import RestoreFigures, RunFigures, StateMemory
 from strandline.runtime.driver.recoveries import Recovery
+from strandline.runtime.driver.scratch_folder import ScratchFolder
 from strandline.runtime.protocol.slot_calls import Query
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class Generation:
         batch_function: BatchFunction,
         checkpoints: Checkpoints,
         cluster: Cluster,
-        scratch: Path,
+        scratch: ScratchFolder,
         clock: Clock,
         state_memory: int,
     ) -> None:
@@ -160,7 +159,7 @@ class Generation:
         """End the query and the checkpoints. The cluster ends the slots."""
         self.batch_function.end(self._stop_query, lambda: self._query.isActive)
         self.checkpoints.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.remove()
 
     def _stop_query(self) -> None:
         try:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strandline.checkpoint.batch import BatchProtocol
@@ -35,7 +33,7 @@ from strandline.runtime.driver.restore.position import capture, seed, with_water
 from strandline.runtime.driver.restore.registry_recovery import recover_registry
 from strandline.runtime.driver.restore.takeover import Claim, Restore, Wanted, take_over
 from strandline.runtime.driver.rocksdb_factory import pickle_factory
-from strandline.runtime.driver.scratch_folder import make_scratch_folder
+from strandline.runtime.driver.scratch_folder import ScratchFolder
 from strandline.runtime.protocol.messages import BackendSettings, OperatorSpec
 from strandline.sinks import ParquetSink
 from strandline.storage import open_storage
@@ -95,7 +93,7 @@ class _Claimed:
 class _Planned:
     """The result of the third step."""
 
-    scratch: Path
+    scratch: ScratchFolder
     """Spark's checkpoint folder, with the restored position in it."""
     clock: Clock
     wiring: Wiring
@@ -233,10 +231,10 @@ class _Opening:
     def plan(self, claim: Claim, undo: ExitStack) -> _Planned:
         """Build the streaming plan, and put the restored position where Spark will look for it."""
         run, config, restored = self._run, self._config, claim.restored
-        scratch = make_scratch_folder(config.spark_checkpoint_dir, run.job, claim.generation)
-        undo.callback(shutil.rmtree, scratch, ignore_errors=True)
+        scratch = ScratchFolder(config.spark_checkpoint_dir, run.job, claim.generation)
+        undo.callback(scratch.remove)
         modes = frozenset(operator.time_mode for operator in run.graph.operators)
-        clock = Clock(scratch, modes, restored=restored is not None)
+        clock = Clock(scratch.path, modes, restored=restored is not None)
         wiring = Wiring(
             run.job,
             run.cluster.run.run_id,
@@ -251,7 +249,7 @@ class _Opening:
             rows, outlets = run.graph.build(wiring)
         places = run.graph.source_places(rows, ticks=clock.ticks is not None)
         if restored is not None:
-            seed(restored.source, scratch, ticks=clock.ticks is not None, places=places)
+            seed(restored.source, scratch.path, ticks=clock.ticks is not None, places=places)
         return _Planned(scratch, clock, wiring, rows, outlets, places)
 
     # --- start ------------------------------------------------------------------------------------
@@ -295,7 +293,7 @@ class _Opening:
         )
 
     def _checkpoints(self, claimed: _Claimed, planned: _Planned) -> Checkpoints:
-        config, claim, scratch, places = self._config, claimed.claim, planned.scratch, planned.source_places
+        config, claim, scratch, places = self._config, claimed.claim, planned.scratch.path, planned.source_places
         # Spark notes the watermark after the batch function has returned. With `checkpoint_every_batch` the batch
         # function itself waits for the checkpoint, so the checkpoint must not wait for Spark.
         patience = WATERMARK_PATIENCE if planned.clock.ticks is not None and not config.checkpoint_every_batch else 0.0
@@ -315,7 +313,7 @@ class _Opening:
 
     def _writer(self, planned: _Planned, batch_function: BatchFunction) -> DataStreamWriter:
         writer = planned.rows.writeStream.foreachBatch(batch_function)
-        writer = writer.option("checkpointLocation", str(planned.scratch))
+        writer = writer.option("checkpointLocation", str(planned.scratch.path))
         if self._run.available_now:
             return writer.trigger(availableNow=True)
         if self._config.batch_interval is not None:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from functools import partial
 from pathlib import Path
 
@@ -72,6 +73,8 @@ class TaskManager(TaskManagerCalls):
     def __init__(self, run: RunInfo, identity: str) -> None:
         self.run = run
         self.identity = identity
+        self._name = uuid.uuid4().hex[:12]
+        """Names its local files. Containers that share a folder may have processes with the same id."""
         self._ended = threading.Event()
         self._changing = threading.Lock()
         """Held while slots are started or stopped."""
@@ -90,17 +93,17 @@ class TaskManager(TaskManagerCalls):
             generation=lambda: self._slots.generation,
             bind_host=run.bind_host,
             advertise_host=own_host(run.bind_host, run.coordinator.host),
-            unix_path=str(make_private(socket_folder(run.run_id)) / f"tm-{os.getpid()}.sock"),
+            unix_path=str(make_private(socket_folder(run.run_id)) / f"tm-{self._name}.sock"),
         )
 
     def _open_durability(self) -> Durability:
         run = self.run
         storage = open_storage(run.storage.url, run.storage.options)
-        copies = LocalCopies(self._folder / "copies", str(os.getpid()))
+        copies = LocalCopies(self._folder / "copies", self._name)
         uploader = SnapshotUploader(storage, run.job, run.uploads, copies=copies)
         if run.changelog is None:
             return SnapshotDurability(self._slots, uploader, self._background, copies)
-        scratch = self._folder / f"changelog-{os.getpid()}"
+        scratch = self._folder / f"changelog-{self._name}"
         changelog = Changelog(storage, run.job, run.changelog, uploader, self._slots, scratch, copies=copies)
         return ChangelogDurability(self._slots, changelog, uploader, self._background)
 

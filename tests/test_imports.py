@@ -55,12 +55,15 @@ MAY_IMPORT: dict[str, str] = {
     "state": "",
     "state.handles": "state.batch state.backends state.coding state.descriptors state.key_ranges config "
     "pyspark_releases errors",
-    "state.batch": "state.backends state.chunks state.disk_full state.key_ranges state.sorted_runs errors",
-    "state.backends": "state.chunks state.disk_full state.key_ranges state.sorted_runs config errors",
+    "state.batch": "state.backends state.chunks state.disk_full state.entry_stream state.key_ranges "
+    "state.sorted_runs errors",
+    "state.backends": "state.chunks state.disk_full state.entry_stream state.key_ranges state.sorted_runs "
+    "config errors",
     "state.descriptors": "errors",
     "state.coding": "errors",
     "state.chunks": "errors",
     "state.disk_full": "errors",
+    "state.entry_stream": "errors",
     "state.key_ranges": "errors",
     "state.sorted_runs": "errors",
     "storage": "errors redaction",

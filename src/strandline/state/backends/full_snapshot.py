@@ -11,8 +11,10 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+from itertools import islice
+from operator import lt
 from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import Annotated, BinaryIO, Final, Literal
 from uuid import uuid4
 
 import msgspec
@@ -20,6 +22,7 @@ import pyarrow as pa
 
 from strandline.errors import ConfigError, DamagedFileError
 from strandline.state.disk_full import disk_full_error
+from strandline.state.entry_stream import MAX_RATIO, BadStreamError, most_bytes, read_batches
 from strandline.state.key_ranges import KEY_GROUP_BYTES
 
 FULL_SNAPSHOT_NAME: Final = "state.full"
@@ -28,21 +31,27 @@ COMPRESSIONS: Final = ("none", "snappy", "lz4", "zstd")
 
 _MAGIC: Final = b"SLFULL\x00\x01"
 _FOOT: Final = struct.Struct("<QII8s")
+_SKIPPED: Final = struct.Struct("<II")
+_SKIPPED_MAGIC: Final = 0x184D2A50
+"""The start of a frame that Zstandard's readers skip: magic number and length."""
 _SCHEMA: Final = pa.schema([pa.field(name, pa.binary(), nullable=False) for name in ("key", "value")])
 
 Compression = Literal["none", "snappy", "lz4", "zstd"]
 Entries = tuple[list[bytes], list[bytes]]
 
 
+Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
 class Block(msgspec.Struct, frozen=True, array_like=True):
     """The position of entries of one key group in the file."""
 
-    key_group: int
-    offset: int
-    length: int
-    raw_length: int
-    entries: int
-    crc32: int
+    key_group: Annotated[int, msgspec.Meta(ge=0, lt=1 << (8 * KEY_GROUP_BYTES))]
+    offset: Natural
+    length: Natural
+    raw_length: Natural
+    entries: Natural
+    crc32: Natural
 
 
 class _Index(msgspec.Struct, frozen=True, array_like=True):
@@ -90,7 +99,7 @@ def _write(file: BinaryIO, entries: Iterator[tuple[bytes, bytes]], compression: 
     codec = None if compression == "none" else pa.Codec(compression)
     for group, keys, values in _grouped(entries):
         raw = _to_ipc(keys, values)
-        data = raw if codec is None else codec.compress(raw)
+        data = raw if codec is None else _packed(codec, raw)
         file.write(data)
         blocks.append(Block(group, offset, len(data), len(raw), len(keys), zlib.crc32(data)))
         offset += len(data)
@@ -126,6 +135,15 @@ def _to_ipc(keys: list[bytes], values: list[bytes]) -> pa.Buffer:
     return out.getvalue()
 
 
+def _packed(codec: pa.Codec, raw: pa.Buffer) -> bytes:
+    """The compressed bytes of a block. Padding follows if a reader would refuse them as too few for the block."""
+    data: bytes = codec.compress(raw, asbytes=True)
+    if raw.size > most_bytes(len(data)):  # only Zstandard compresses so well
+        padding = raw.size // MAX_RATIO
+        data += _SKIPPED.pack(_SKIPPED_MAGIC, padding) + bytes(padding)
+    return data
+
+
 def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
@@ -146,25 +164,59 @@ def _read_index(path: Path, file: BinaryIO) -> _Index:
     if zlib.crc32(packed) != crc:
         raise _damaged(path, "its index is damaged")
     try:
-        return msgspec.msgpack.decode(packed, type=_Index)
-    except msgspec.MsgspecError as error:
+        index = msgspec.msgpack.decode(packed, type=_Index)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(path, "its index cannot be read") from error
+    for block in index.blocks:
+        if block.offset + block.length > offset or block.raw_length > most_bytes(block.length):
+            raise _damaged(path, f"the block of key group {block.key_group} cannot be as its index says")
+    return index
 
 
 def _read_blocks(path: Path, file: BinaryIO, index: _Index, key_groups: range | None) -> Iterator[Entries]:
     codec = None if index.compression == "none" else pa.Codec(index.compression)
+    last: bytes | None = None
     with file:
         for block in index.blocks:
             if key_groups is not None and block.key_group not in key_groups:
                 continue
+            what = f"the block of key group {block.key_group}"
             file.seek(block.offset)
             data = file.read(block.length)
             if len(data) != block.length or zlib.crc32(data) != block.crc32:
-                raise _damaged(path, f"the block of key group {block.key_group} is damaged")
-            raw = data if codec is None else codec.decompress(data, block.raw_length)
-            with pa.ipc.open_stream(raw) as stream:
-                for batch in stream:
-                    yield batch.column(0).to_pylist(), batch.column(1).to_pylist()
+                raise _damaged(path, f"{what} is damaged")
+            try:
+                entries = 0
+                for batch in read_batches(_unpacked(codec, data, block), _SCHEMA, most_bytes(block.length)):
+                    keys = batch.column(0).to_pylist()
+                    last = _check_keys(keys, last, block.key_group)
+                    entries += len(keys)
+                    yield keys, batch.column(1).to_pylist()
+            except BadStreamError as error:
+                raise _damaged(path, f"{what} is damaged: {error}") from error
+            if entries != block.entries:
+                raise _damaged(path, f"{what} has {entries} entries instead of {block.entries}")
+
+
+def _unpacked(codec: pa.Codec | None, data: bytes, block: Block) -> pa.Buffer:
+    if codec is None:
+        return pa.py_buffer(data)
+    try:
+        return codec.decompress(data, block.raw_length)
+    except (pa.ArrowException, OSError) as error:
+        raise BadStreamError(f"it cannot be decompressed: {error}") from error
+
+
+def _check_keys(keys: list[bytes], last: bytes | None, key_group: int) -> bytes | None:
+    """Raise `BadStreamError` unless `keys` ascend from `last` on and belong to the key group. Returns the last one."""
+    prefix = key_group.to_bytes(KEY_GROUP_BYTES, "big")
+    if not keys:
+        return last
+    if not (keys[0].startswith(prefix) and keys[-1].startswith(prefix)):
+        raise BadStreamError("it has keys of another key group")
+    if (last is not None and keys[0] <= last) or not all(map(lt, keys, islice(keys, 1, None))):
+        raise BadStreamError("its keys do not ascend")
+    return keys[-1]
 
 
 def _known(compression: str) -> Compression:

@@ -1,8 +1,10 @@
 """The segment: a sealed file with the changes of one attempt at a batch in one operator subtask.
 
-    magic · header length, crc32 · header (msgpack) · Arrow IPC stream (key, value) · entries, length, crc32 · magic
+    magic · header length, crc32 · header (msgpack) · Arrow IPC stream (key, value) · padding · entries, length, crc32 ·
+    magic
 
-The last checksum covers everything before it, so that damage is found before any entry is used.
+The last checksum covers everything before it, so that damage is found before any entry is used. The padding is empty
+unless the entries compress so well that a reader would refuse the file: see `entry_stream.most_bytes`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import pyarrow as pa
 
 from strandline.errors import DamagedFileError
 from strandline.state.disk_full import disk_full_error
+from strandline.state.entry_stream import MAX_RATIO, BadStreamError, most_bytes, read_batches
 from strandline.state.key_ranges import first_key
 
 _MAGIC: Final = b"SLSEG\x00\x00\x01"
@@ -28,6 +31,8 @@ _HEAD: Final = struct.Struct("<8sII")
 _FOOT: Final = struct.Struct("<QQI8s")
 _CHECKED: Final = struct.Struct("<QQ")
 _READ_BYTES: Final = 4 << 20
+_HEADER_BYTES: Final = 1 << 20
+"""The longest header. A header has the uid of an operator and a few numbers."""
 _TABLE_ROWS: Final = 1024
 """Rows of a table per record batch, so that a column with large values stays below 2 GB."""
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
@@ -75,8 +80,9 @@ def write_table(path: Path, header: SegmentHeader, table: pa.Table) -> Segment:
 def read_segment(path: Path) -> tuple[SegmentHeader, Iterator[Chunk]]:
     """The header and the changes. The whole file is verified first. Raises `DamagedFileError`."""
     header, start = _open(path)
-    _verify(path)
-    return header, _chunks(path, start)
+    entries, end = _verify(path)
+    batches = _batches(path, start, end, entries)
+    return header, ((batch.column(0).to_pylist(), batch.column(1).to_pylist()) for batch in batches)
 
 
 def read_table(path: Path, key_groups: range | None = None) -> pa.Table:
@@ -85,11 +91,8 @@ def read_table(path: Path, key_groups: range | None = None) -> pa.Table:
     Raises `DamagedFileError`.
     """
     _header, start = _open(path)
-    _verify(path)
-    with pa.OSFile(str(path)) as file:
-        file.seek(start)
-        with pa.ipc.open_stream(file) as stream:
-            table = stream.read_all()
+    entries, end = _verify(path)
+    table = pa.Table.from_batches(_batches(path, start, end, entries), _SCHEMA)
     if key_groups is None:
         return table
     keys = table.column("key")
@@ -153,11 +156,14 @@ def _write(file: BinaryIO, header: SegmentHeader, batches: Iterable[pa.RecordBat
     out = _Checksummed(file)
     packed = msgspec.msgpack.encode(header)
     out.write(_HEAD.pack(_MAGIC, len(packed), zlib.crc32(packed)) + packed)
-    entries = 0
+    entries = memory = 0
     with pa.ipc.new_stream(out, _SCHEMA, options=_COMPRESSED) as stream:
         for batch in batches:
             stream.write_batch(batch)
             entries += batch.num_rows
+            memory += batch.nbytes
+    if 2 * memory > most_bytes(out.size):  # `memory` leaves out the space between buffers
+        out.write(bytes(2 * memory // MAX_RATIO))
     length = out.size
     crc = zlib.crc32(_CHECKED.pack(entries, length), out.crc)
     out.write(_FOOT.pack(entries, length, crc, _MAGIC))
@@ -173,6 +179,8 @@ def _open(path: Path) -> tuple[SegmentHeader, int]:
             magic, length, crc = _HEAD.unpack(head)
             if magic != _MAGIC:
                 raise _damaged(path, "it does not begin like a segment of this version")
+            if length > _HEADER_BYTES:
+                raise _damaged(path, "its header is damaged")
             packed = file.read(length)
     except FileNotFoundError as error:
         raise _damaged(path, "it is missing") from error
@@ -180,11 +188,12 @@ def _open(path: Path) -> tuple[SegmentHeader, int]:
         raise _damaged(path, "its header is damaged")
     try:
         return msgspec.msgpack.decode(packed, type=SegmentHeader), _HEAD.size + length
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(path, "its header cannot be read") from error
 
 
-def _verify(path: Path) -> None:
+def _verify(path: Path) -> tuple[int, int]:
+    """Compare the checksum of the whole file. Returns the number of entries, and where the stream of entries ends."""
     size = path.stat().st_size
     body = size - _FOOT.size
     if body < _HEAD.size:
@@ -202,14 +211,25 @@ def _verify(path: Path) -> None:
         raise _damaged(path, "it is truncated, or its end is damaged")
     if zlib.crc32(_CHECKED.pack(entries, length), crc) != expected:
         raise _damaged(path, "its checksum is wrong")
+    return entries, body
 
 
-def _chunks(path: Path, start: int) -> Iterator[Chunk]:
-    with pa.OSFile(str(path)) as file:
+def _batches(path: Path, start: int, end: int, entries: int) -> Iterator[pa.RecordBatch]:
+    """The validated batches of a segment that has `entries` entries."""
+    if start > end:
+        raise _damaged(path, "its header is longer than the file")
+    with pa.memory_map(str(path)) as file:
         file.seek(start)
-        with pa.ipc.open_stream(file) as stream:
-            for batch in stream:
-                yield batch.column(0).to_pylist(), batch.column(1).to_pylist()
+        data = file.read_buffer(end - start)
+    found = 0
+    try:
+        for batch in read_batches(data, _SCHEMA, most_bytes(end)):
+            found += batch.num_rows
+            yield batch
+    except BadStreamError as error:
+        raise _damaged(path, str(error)) from error
+    if found != entries:
+        raise _damaged(path, f"it has {found} entries instead of {entries}")
 
 
 def _damaged(path: Path, what: str) -> DamagedFileError:

@@ -1,0 +1,120 @@
+"""Reads an Arrow stream of keys and values that may be crafted: within a bound of memory, and validated in full.
+
+Arrow trusts the bytes of a stream: without validation, wrong offsets read memory outside the buffers and end the
+process. A compressed buffer announces its own size, which may be thousands of times larger than the file.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+
+MAX_RATIO: Final = 256
+SMALL_BYTES: Final = 256 << 20
+"""Entries take at most this much memory, or at most `MAX_RATIO` times as much as their file."""
+
+_COMPRESSED_BUFFER: Final = struct.Struct("<q")
+_PLAIN: Final = -1
+"""The announced size of a buffer in a compressed batch that is not compressed itself."""
+
+
+class BadStreamError(ValueError):
+    """The stream is not what a writer of entries produces. The message is a part of a sentence."""
+
+
+def most_bytes(file_bytes: int) -> int:
+    """How many bytes the entries of a file of this size may take in memory."""
+    return max(SMALL_BYTES, MAX_RATIO * file_bytes)
+
+
+def read_batches(data: pa.Buffer, schema: pa.Schema, limit: int) -> Iterator[pa.RecordBatch]:
+    """The batches of a stream with `schema`, each validated.
+
+    Raises `BadStreamError` if the stream is damaged, or if its batches would take more than `limit` bytes of memory.
+    """
+    try:
+        messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(data))
+        if not pa.ipc.read_schema(messages.read_next_message()).equals(schema):
+            raise BadStreamError("its columns are not those of entries")
+        for message in messages:
+            if message.type != "record batch":
+                raise BadStreamError(f"it contains a {message.type}")
+            limit -= _announced_bytes(message)
+            if limit < 0:
+                raise BadStreamError("it announces more entries than a file of its size can hold")
+            batch = pa.ipc.read_record_batch(message, schema)
+            batch.validate(full=True)
+            for field, column in zip(schema, batch.columns, strict=True):
+                if column.null_count and not field.nullable:
+                    raise BadStreamError(f"an entry has no {field.name}")
+            yield batch
+    except BadStreamError:
+        raise
+    except MemoryError:
+        raise  # the announced sizes are bounded, so the process has no memory left
+    except StopIteration as error:
+        raise BadStreamError("it has no columns") from error
+    except (pa.ArrowException, OSError, ValueError, OverflowError, struct.error) as error:
+        raise BadStreamError(f"Arrow cannot read it: {error}") from error
+
+
+def _announced_bytes(message: pa.ipc.Message) -> int:
+    """The memory that the buffers of a record batch take after decompression, as the message itself announces it."""
+    body = message.body
+    total = 0
+    for offset, length, compressed in _buffers(message.metadata.to_pybytes()):
+        if offset < 0 or length < 0 or offset + length > body.size:
+            raise BadStreamError("a buffer lies outside its message")
+        announced = _PLAIN
+        if compressed and length >= _COMPRESSED_BUFFER.size:
+            (announced,) = _COMPRESSED_BUFFER.unpack(body.slice(offset, _COMPRESSED_BUFFER.size))
+        if announced < _PLAIN:
+            raise BadStreamError("a buffer announces a negative size")
+        total += length if announced == _PLAIN else announced
+    return total
+
+
+# The metadata of a message is a flatbuffer. Arrow's Python interface does not show the buffers of a batch, so these
+# few fields are read here. Arrow has verified the flatbuffer when it read the message.
+
+_HEADER_FIELD: Final = 2
+_LENGTH_FIELD, _BUFFERS_FIELD, _COMPRESSION_FIELD = 0, 2, 3
+
+
+def _buffers(metadata: bytes) -> Iterator[tuple[int, int, bool]]:
+    """Offset and length of every buffer of a record batch, and whether the batch is compressed."""
+    message = _follow(metadata, 0)
+    header = _field(metadata, message, _HEADER_FIELD)
+    if header is None:
+        raise BadStreamError("a message has no header")
+    batch = _follow(metadata, header)
+    vector = _field(metadata, batch, _BUFFERS_FIELD)
+    if vector is None:
+        return
+    compressed = _field(metadata, batch, _COMPRESSION_FIELD) is not None
+    start = _follow(metadata, vector)
+    (count,) = struct.unpack_from("<I", metadata, start)
+    for number in range(count):
+        offset, length = struct.unpack_from("<qq", metadata, start + 4 + 16 * number)
+        yield offset, length, compressed
+
+
+def _follow(data: bytes, place: int) -> int:
+    (distance,) = struct.unpack_from("<I", data, place)
+    return place + int(distance)
+
+
+def _field(data: bytes, table: int, number: int) -> int | None:
+    """Where the field of a table is; None if the table does not have it."""
+    (distance,) = struct.unpack_from("<i", data, table)
+    fields = table - int(distance)
+    if fields < 0:
+        raise BadStreamError("a message is damaged")
+    (size,) = struct.unpack_from("<H", data, fields)
+    if 4 + 2 * number + 2 > size:
+        return None
+    (offset,) = struct.unpack_from("<H", data, fields + 4 + 2 * number)
+    return table + int(offset) if offset else None

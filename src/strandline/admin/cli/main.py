@@ -1,4 +1,4 @@
-"""The command line: `strandline checkpoints`, `savepoint`, `version`, and `demo` and `bench` in a checkout."""
+"""The command line: `strandline checkpoints`, `savepoint`, `version`, and `demo`, `bench` and `chaos` in a checkout."""
 
 from __future__ import annotations
 
@@ -85,6 +85,12 @@ def demo(context: typer.Context) -> None:
 def bench(context: typer.Context) -> None:
     """Measure, and check that what was measured is right (needs the repository)."""
     _hand_over("bench", "strandline_bench.cli", context.args)
+
+
+@app.command(context_settings=FORWARD)
+def chaos(context: typer.Context) -> None:
+    """Break a running job on purpose, and check that nothing is lost (needs the repository)."""
+    _hand_over("chaos", "strandline_bench.chaos.cli", context.args)
 
 
 def _hand_over(command: str, module: str, arguments: list[str]) -> None:

@@ -1,0 +1,135 @@
+"""`strandline chaos`: trials with faults, two drivers of one job, and the soak."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from strandline.errors import ConfigError
+from strandline_bench.chaos.machine import Machine, Trial
+from strandline_bench.chaos.plan import SINKS, STORIES, WEIGHTS, Variant, variants
+from strandline_bench.chaos.trial_report import failure, report, show, show_failure
+from strandline_bench.chaos.trials import run_trials
+
+app = typer.Typer(
+    help="Break a running job on purpose, and check that nothing is lost.",
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+WorkDir = Annotated[Path | None, typer.Option(help="Folder for the files of trials; those of failures are kept.")]
+
+
+@app.callback()
+def trials_command(
+    context: typer.Context,
+    trials: Annotated[int, typer.Option(help="How many trials with a fault.")] = 100,
+    seed: Annotated[int, typer.Option(help="Decides about variants, faults and operations.")] = 7,
+    minutes: Annotated[float, typer.Option(help="Begin no trial after this time; 0: no limit.")] = 0,
+    stories: Annotated[str, typer.Option(help=f"With commas between: {', '.join(STORIES)}.")] = ",".join(STORIES),
+    kinds: Annotated[str, typer.Option(help=f"With commas between: {', '.join(WEIGHTS)}.")] = "",
+    workers: Annotated[int, typer.Option(help="Trials side by side, each with a JVM of its own.")] = 1,
+    record: Annotated[Path | None, typer.Option(help="Append every trial to this file, a JSON object a line.")] = None,
+    work_dir: WorkDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run trials: a small job with one fault at one operation, and a look at everything that it leaves.
+
+    The exit code is 1 if a trial did not survive.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    chosen = variants(_names(stories, STORIES, "--stories"), SINKS)
+    some_kinds = _names(kinds, tuple(WEIGHTS), "--kinds") if kinds else None
+    errors = Console(stderr=True)
+    deadline = time.monotonic() + minutes * 60 if minutes else float("inf")
+    done: list[Trial] = []
+    for trial in run_trials(
+        trials,
+        seed,
+        chosen,
+        some_kinds,
+        workers=workers,
+        work_dir=work_dir,
+        until=lambda: time.monotonic() > deadline,
+    ):
+        done.append(trial)
+        _tell(trial, len(done), errors)
+        if record is not None:
+            with record.open("ab") as lines:
+                lines.write(msgspec.json.encode(trial) + b"\n")
+    _print(report(done, seed), as_json)
+    if any(trial.verdict != "survived" for trial in done):
+        raise typer.Exit(1)
+
+
+@app.command("repeat")
+def repeat_command(
+    seed: Annotated[int, typer.Option(help="The seed of the trial.")],
+    variant: Annotated[str, typer.Option(help="The variant, such as plain/changelog/parquet.")],
+    kind: Annotated[str, typer.Option(help="The kind of fault.")],
+    times: Annotated[int, typer.Option(help="How often.")] = 1,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the files even if the trial survives.")] = False,
+    work_dir: WorkDir = None,
+    as_json: Json = False,
+) -> None:
+    """Repeat one trial: the same input, the same fault at the same operation."""
+    done: list[Trial] = []
+    with Machine(work_dir, keep_all=keep) as machine:
+        for _ in range(times):
+            for trial in machine.trial(seed, Variant.named(variant), kind):
+                done.append(trial)
+                _tell(trial, len(done), Console(stderr=True))
+    _print(report(done, seed), as_json)
+    if any(trial.verdict != "survived" for trial in done):
+        raise typer.Exit(1)
+
+
+@app.command("summary")
+def summary_command(
+    records: Annotated[list[Path], typer.Argument(help="Files that --record wrote.")],
+    seed: Annotated[int, typer.Option(help="Printed in the title.")] = 7,
+    as_json: Json = False,
+) -> None:
+    """One report of several runs."""
+    lines = [line for file in records for line in file.read_bytes().splitlines()]
+    _print(report([msgspec.json.decode(line, type=Trial) for line in lines], seed), as_json)
+
+
+def _names(text: str, known: tuple[str, ...], option: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{option} {name!r}: known are {', '.join(known)}")
+    return names
+
+
+def _tell(trial: Trial, number: int, console: Console) -> None:
+    plan = trial.plan
+    took = "" if trial.recovery is None else f", whole after {trial.recovery:.1f} s"
+    console.print(
+        f"{number}: {trial.verdict}: {plan.kind}, {plan.variant.name}: {trial.fired or 'no fault'}"
+        f" ({trial.seconds:.1f} s{took})",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    if trial.verdict != "survived":
+        show_failure(failure(trial), console)
+
+
+def _print(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        show(result, Console() if sys.stdout.isatty() else Console(width=140))

@@ -1,0 +1,100 @@
+"""Looks at what a trial leaves: the output, a fresh start, the files after garbage collection, threads and handles."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from strandline.admin.garbage import delete_garbage, find_garbage
+from strandline.admin.verification import Verification
+from strandline.checkpoint.metadata import file_paths
+from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
+from strandline.storage import JobPaths, open_storage
+from strandline_bench.chaos.job import JOB, Place
+
+PATIENCE: Final = 8.0
+"""Seconds until threads and handles must be gone."""
+
+
+def output_problems(place: Place) -> Iterator[str]:
+    """How the output differs from the batch computation. A foreach sink may get rows twice, but none that is wrong."""
+    found, expected = place.found(), place.expected()
+    if place.variant.sink == "foreach":
+        found = Counter(dict.fromkeys(found, 1))
+    missing, extra = expected - found, found - expected
+    if missing:
+        yield f"{missing.total()} of {expected.total()} rows are missing, such as {min(missing)}"
+    if extra:
+        yield f"{extra.total()} rows are wrong or twice, such as {min(extra)}"
+    staged = [path.name for path in place.output.iterdir() if path.name.endswith(".staged")]
+    if staged:
+        yield f"{len(staged)} staged files are left in the sink's folder, such as {staged[0]}"
+
+
+def file_problems(place: Place) -> Iterator[str]:
+    """Collect garbage, then compare the files of the job with those that its checkpoints refer to, and read all."""
+    storage = open_storage(str(place.checkpoints))
+    paths = JobPaths(JOB)
+    garbage = find_garbage(storage, JOB, now=time.time() + 1.0, min_age=0.0, take_over=True)
+    delete_garbage(storage, garbage)
+    store = JobLogStore(storage, paths)
+    known = store.load()
+    referenced: set[str] = set()
+    for number in (*known.retained, *store.released()):
+        referenced |= {paths.metadata(number), *file_paths(read_metadata(storage, paths.metadata(number)))}
+    below = place.checkpoints / paths.root
+    there = {path.relative_to(place.checkpoints).as_posix() for path in below.rglob("*") if path.is_file()}
+    there = {path for path in there if not path.startswith(f"{paths.log_dir}/")}
+    for names, problem in ((there - referenced, "no checkpoint refers to"), (referenced - there, "missing:")):
+        if names:
+            yield f"{len(names)} files: {problem} {min(names)}"
+    for verified in Verification(storage, JOB).run():
+        for damage in verified.damage:
+            yield f"checkpoint {verified.id}: {damage.path}: {damage.problem}"
+
+
+class Handles:
+    """The threads and open files of this process, before a trial and after it; and the local files of the runs."""
+
+    def __init__(self, jvm: int) -> None:
+        self._jvm = jvm
+        self._threads = set(threading.enumerate())
+
+    def problems(self, place: Place) -> list[str]:
+        """What is left of a trial when the patience is over."""
+        deadline = time.monotonic() + PATIENCE
+        while (left := list(self._left(place))) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return left
+
+    def _left(self, place: Place) -> Iterator[str]:
+        for thread in threading.enumerate():
+            if thread not in self._threads and not _of_py4j(thread):
+                yield f"thread {thread.name} is left"
+        for process in (os.getpid(), self._jvm):
+            for path in open_files(process):
+                if path.startswith(f"{place.folder}/"):
+                    yield f"{'driver' if process == os.getpid() else 'JVM'} keeps {path} open"
+        for name, folder in (("local_dir", place.local), ("spark_checkpoint_dir", place.spark)):
+            files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+            if files:
+                yield f"{len(files)} files are left in {name}, such as {files[0]}"
+
+
+def open_files(pid: int) -> Iterator[str]:
+    """What the descriptors of a process lead to: paths, `socket:[...]`, `pipe:[...]`."""
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            yield str(descriptor.readlink())
+        except OSError:  # it was closed meanwhile
+            continue
+
+
+def _of_py4j(thread: threading.Thread) -> bool:
+    """Py4J keeps a thread for each connection from the JVM, and reuses it."""
+    return type(thread).__module__.startswith("py4j") or "py4j" in str(getattr(thread, "_target", ""))

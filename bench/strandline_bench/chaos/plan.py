@@ -1,0 +1,127 @@
+"""What a trial does: a variant of the job, a story of steps, and one fault. A seed decides about all of it."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from strandline.testing.triggers import Control
+
+HEARTBEAT: Final = 3.0
+"""`heartbeat_timeout` of every trial, in seconds."""
+STOPPED: Final = 2.5 * HEARTBEAT
+"""Seconds for which a process is stopped: longer than the heartbeat timeout."""
+HANGING: Final = 1.5 * HEARTBEAT
+"""Seconds for which an operation hangs."""
+
+SinkName = Literal["parquet", "foreach"]
+Victim = Literal["", "slot", "taskmanager", "relay", "driver"]
+
+STORIES: Final = ("plain", "each-batch", "rescale", "savepoint", "back", "cancel")
+SINKS: Final[tuple[SinkName, ...]] = ("parquet", "foreach")
+
+WEIGHTS: Final[Mapping[str, int]] = {
+    "storage fails before": 18,
+    "storage fails after": 18,
+    "storage hangs": 6,
+    "call fails before": 13,
+    "call fails after": 13,
+    "call hangs": 4,
+    "kill slot": 7,
+    "kill taskmanager": 6,
+    "kill relay": 4,
+    "kill driver": 4,
+    "stop slot": 3,
+    "stop taskmanager": 2,
+    "stop relay": 1,
+    "stop driver": 1,
+}
+"""The kinds of faults, and how many of a hundred trials have them."""
+
+
+class Variant(msgspec.Struct, frozen=True, order=True):
+    """The job and the story of a trial."""
+
+    story: str
+    changelog: bool
+    sink: SinkName
+
+    @property
+    def name(self) -> str:
+        """A short text for reports."""
+        return f"{self.story}/{'changelog' if self.changelog else 'snapshots'}/{self.sink}"
+
+    @classmethod
+    def named(cls, name: str) -> Variant:
+        """The variant with such a name."""
+        story, durability, sink = name.split("/")
+        return cls(story, durability == "changelog", "parquet" if sink == "parquet" else "foreach")
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One trial."""
+
+    seed: int
+    variant: Variant
+    kind: str
+    """The kind of fault, or "none"."""
+    folder: str
+    control: Control = Control()
+    victim: Victim = ""
+    signal: Literal["", "kill", "stop"] = ""
+
+    @property
+    def operation(self) -> str:
+        """The operation with the fault, for reports."""
+        when = "after" if self.control.after else "before"
+        return f"{when} #{self.control.number} of {self.control.pattern}" if self.control.pattern else ""
+
+
+def variants(stories: Sequence[str] = STORIES, sinks: Sequence[SinkName] = SINKS) -> list[Variant]:
+    """All variants with these stories and sinks."""
+    return [Variant(story, changelog, sink) for story in stories for changelog in (False, True) for sink in sinks]
+
+
+def label(operation: str) -> str:
+    """An operation without what differs from run to run: numbers and random names."""
+    return re.sub(r"[0-9a-f]{8,}|\d+", "#", operation)
+
+
+def pattern_of(text: str) -> str:
+    """The regular expression of all operations with this label."""
+    return f"^{re.escape(text)}$".replace(r"\#", "[0-9a-f]+")
+
+
+def draw(seed: int, chosen: Variant, kind: str, journal: Sequence[str], folder: str) -> Plan:
+    """The fault of a trial: one of the operations in the journal of a run without faults.
+
+    A label counts by the square root of its occurrences, so that rare operations get their share.
+    """
+    chance = random.Random(f"{seed}-fault")
+    of_storage = [one for one in journal if one.startswith("storage ")]
+    of_calls = [one for one in journal if not one.startswith("storage ")]
+    operations = of_storage if kind.startswith("storage") else of_calls if kind.startswith("call") else journal
+    occurrences = Counter(map(label, operations))
+    labels = sorted(occurrences)
+    (name,) = chance.choices(labels, [occurrences[one] ** 0.5 for one in labels])
+    where = Control(
+        pattern=pattern_of(name), number=1 + chance.randrange(occurrences[name]), after=chance.random() < 0.5
+    )
+    doing, *_rest, last = kind.split()
+    if doing in ("kill", "stop"):
+        victim: Victim = "slot" if last == "slot" else "relay" if last == "relay" else "driver"
+        victim = "taskmanager" if last == "taskmanager" else victim
+        asking = msgspec.structs.replace(where, happening="ask")
+        return Plan(seed, chosen, kind, folder, asking, victim, "kill" if doing == "kill" else "stop")
+    if last == "hangs" and doing == "call":  # the caller's deadline ends the wait
+        fault = msgspec.structs.replace(where, seconds=HANGING)
+    elif last == "hangs":
+        fault = msgspec.structs.replace(where, happening="hang", seconds=HANGING)
+    else:
+        fault = msgspec.structs.replace(where, after=last == "after")
+    return Plan(seed, chosen, kind, folder, fault)

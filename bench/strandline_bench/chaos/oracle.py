@@ -46,7 +46,7 @@ def file_problems(place: Place) -> Iterator[str]:
     known = store.load()
     referenced: set[str] = set()
     for number in (*known.retained, *store.released()):
-        referenced |= {paths.metadata(number), *file_paths(read_metadata(storage, paths.metadata(number)))}
+        referenced |= {paths.metadata(number), *file_paths(read_metadata(storage, paths, number, ()))}
     below = place.checkpoints / paths.root
     there = {path.relative_to(place.checkpoints).as_posix() for path in below.rglob("*") if path.is_file()}
     there = {path for path in there if not path.startswith(f"{paths.log_dir}/")}

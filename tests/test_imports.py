@@ -28,12 +28,14 @@ MAY_IMPORT: dict[str, str] = {
     "admin": "strandline runtime.driver.restore checkpoint storage config errors redaction",
     # The processes know each other through `protocol`. Only the driver imports `task`, to send it to Spark.
     "runtime": "",
-    "runtime.driver": f"sinks progress runtime.task runtime.protocol {BELOW_RUNTIME}",
+    "runtime.driver": f"sinks progress runtime.task runtime.protocol runtime.liveness {BELOW_RUNTIME}",
     "runtime.driver.restore": f"sinks runtime.driver.clock runtime.protocol {BELOW_RUNTIME}",
     "runtime.driver.clock": "runtime.protocol operators errors",
-    "runtime.task": f"runtime.protocol {BELOW_RUNTIME}",
-    "runtime.taskmanager": "runtime.protocol checkpoint state storage config errors",
-    "runtime.slot": f"runtime.protocol {BELOW_RUNTIME}",
+    "runtime.task": f"runtime.protocol runtime.liveness {BELOW_RUNTIME}",
+    "runtime.taskmanager": "runtime.protocol runtime.liveness checkpoint state storage config errors",
+    "runtime.slot": f"runtime.protocol runtime.liveness {BELOW_RUNTIME}",
+    # Frozen processes and dead threads, whatever they do.
+    "runtime.liveness": "errors",
     "runtime.protocol": BELOW_RUNTIME,
     "operators": "",
     "operators.base": "state.batch state.descriptors errors",

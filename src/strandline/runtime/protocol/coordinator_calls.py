@@ -9,6 +9,7 @@ import msgspec
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.calls import LONG, Client, Nothing, call
+from strandline.runtime.protocol.failures import Failure
 
 HEARTBEAT_EVERY = 1.0
 """Seconds between two heartbeats of a task manager."""
@@ -20,6 +21,8 @@ class Registration(msgspec.Struct, frozen=True):
     identity: str
     address: Address
     pid: int
+    started: float = 0.0
+    """When the process began, by the system's clock: its id alone may be used again."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -28,6 +31,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     identity: str
     lost: list[int]
     """Slots whose process has ended."""
+    failure: Failure | None = None
+    """The death of a background thread, here or in a slot. The task manager cannot go on."""
 
 
 class HeartbeatAnswer(msgspec.Struct, frozen=True):

@@ -28,3 +28,5 @@ class ExchangeHeader(msgspec.Struct, frozen=True):
     time: BatchTime
     initial: bool = False
     """Whether the rows are initial state, before the first batch of a job that begins."""
+    exchange: str = ""
+    """Names the exchange. The relay gives signs of life under this name until the exchange ends."""

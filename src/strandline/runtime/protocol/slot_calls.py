@@ -1,4 +1,4 @@
-"""The calls that a slot answers. Its task manager makes them."""
+"""The calls that a slot answers. Its task manager makes them; relays give signs of life."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from strandline.runtime.protocol.messages import BatchTime, Rebuilt, Sealed, Sna
 
 NextTimers = dict[TimeMode, int]
 """When the operators of a slot next have something to do without rows: the earliest time on each clock."""
+
+
+PULSE_EVERY = 1.0
+"""Seconds between two signs of life that a task manager asks a slot for, and that a relay gives to its slot."""
 
 
 class BatchFailure(msgspec.Struct, frozen=True):
@@ -100,6 +104,21 @@ class SnapshotRef(msgspec.Struct, frozen=True):
     checkpoint: int
 
 
+class Pulse(msgspec.Struct, frozen=True):
+    """A slot's sign of life."""
+
+    silent_relay: float = 0.0
+    """For how many seconds the relay of an exchange has been silent; the longest time of all exchanges."""
+    failure: Failure | None = None
+    """The death of a background thread. The slot cannot go on."""
+
+
+class RelayAlive(msgspec.Struct, frozen=True):
+    """A relay's sign of life."""
+
+    exchange: str
+
+
 class SlotReady(msgspec.Struct, frozen=True, tag="ready"):
     """What a slot process says on its standard output once its state is open."""
 
@@ -122,6 +141,16 @@ class SlotCalls(ABC):
     @abstractmethod
     def status(self, request: Nothing) -> SlotStatus:
         """Where the slot stands."""
+
+    @call(deadline=2 * PULSE_EVERY, fenced=False)
+    @abstractmethod
+    def pulse(self, request: Nothing) -> Pulse:
+        """A sign of life."""
+
+    @call(deadline=2 * PULSE_EVERY, fenced=False)
+    @abstractmethod
+    def relay_alive(self, request: RelayAlive) -> None:
+        """Notes a sign of life of a relay that is in the middle of an exchange."""
 
     @call(deadline=LONG)
     @abstractmethod
@@ -173,7 +202,7 @@ class SlotCalls(ABC):
     def release(self, request: SnapshotRef) -> None:
         """Lets a snapshot's files go, unless they are the newest local ones."""
 
-    @call(deadline=2.0, fenced=False)
+    @call(deadline=1.0, fenced=False)
     @abstractmethod
     def stop(self, request: Nothing) -> None:
         """Ends the process, after its answer."""
@@ -184,6 +213,12 @@ class SlotClient(Client, SlotCalls):
 
     def status(self, request: Nothing) -> SlotStatus:
         return self.carry_out(SlotCalls.status, request)
+
+    def pulse(self, request: Nothing) -> Pulse:
+        return self.carry_out(SlotCalls.pulse, request)
+
+    def relay_alive(self, request: RelayAlive) -> None:
+        return self.carry_out(SlotCalls.relay_alive, request)
 
     def status_when_free(self, request: Nothing) -> SlotStatus:
         return self.carry_out(SlotCalls.status_when_free, request)

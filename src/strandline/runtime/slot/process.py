@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -24,6 +25,7 @@ import pyarrow.flight as flight
 
 from strandline.errors import StaleAttemptError, StrandlineError
 from strandline.operators.base import Operator, SubtaskInfo
+from strandline.runtime.liveness.threads import thread_error
 from strandline.runtime.protocol.address import own_host
 from strandline.runtime.protocol.calls import Nothing
 from strandline.runtime.protocol.exchange import OUTPUT_FOLLOWS, SEND_INPUT, ExchangeHeader
@@ -39,13 +41,16 @@ from strandline.runtime.protocol.messages import (
 )
 from strandline.runtime.protocol.server import Server
 from strandline.runtime.protocol.slot_calls import (
+    PULSE_EVERY,
     BatchFailure,
     BatchRound,
     Commit,
     Freeze,
     NextTimers,
     PrepareEmpty,
+    Pulse,
     Query,
+    RelayAlive,
     SlotCalls,
     SlotFailed,
     SlotFigures,
@@ -55,6 +60,7 @@ from strandline.runtime.protocol.slot_calls import (
 )
 from strandline.runtime.protocol.taskmanager_calls import TaskManagerClient
 from strandline.runtime.protocol.user_folder import PRIVATE_UMASK, make_private
+from strandline.runtime.slot.exchanges import Exchanges
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.runtime.slot.operator_slot import OperatorSlot
 from strandline.runtime.slot.rebuild import rebuild
@@ -74,6 +80,8 @@ class Slot(SlotCalls):
         self._floor = (spec.decided_batch, 0)
         self._failure: BatchFailure | None = None
         self._stopped = threading.Event()
+        self._exchanges = Exchanges()
+        self._dead_thread: Failure | None = None
         self.rebuilt: list[Rebuilt] = []
         self._manager: TaskManagerClient | None = None
         self._teller = ThreadPoolExecutor(1, thread_name_prefix="teller") if spec.run.changelog else None
@@ -104,6 +112,9 @@ class Slot(SlotCalls):
             self._manager.sealed(sealed)
         except StrandlineError as error:
             log.info("the task manager was not told of a segment: %s", error)
+        except Exception as error:
+            log.exception("the teller has failed")
+            self.thread_died(thread_error("teller", error))
 
     # --- data ------------------------------------------------------------------------------------
 
@@ -113,6 +124,12 @@ class Slot(SlotCalls):
         operator = self.operators.get(header.operator)
         if operator is None:
             raise StrandlineError(f"slot {self.spec.index} runs no operator {header.operator!r}")
+        with self._exchanges.opened(header.exchange):
+            self._serve_exchange(header, operator, context, reader, writer)
+
+    def _serve_exchange(
+        self, header: ExchangeHeader, operator: OperatorSlot, context: Any, reader: Any, writer: Any
+    ) -> None:
         schema = operator.output_schema
         begun = False
 
@@ -158,6 +175,12 @@ class Slot(SlotCalls):
             rows=sum(op.rows for op in self.operators.values()),
             failure=self._failure,
         )
+
+    def pulse(self, request: Nothing) -> Pulse:
+        return Pulse(self._exchanges.longest_silence(), self._dead_thread)
+
+    def relay_alive(self, request: RelayAlive) -> None:
+        self._exchanges.heard(request.exchange)
 
     def status_when_free(self, request: Nothing) -> SlotStatus:
         return self.status(request)
@@ -229,7 +252,11 @@ class Slot(SlotCalls):
     def stop(self, request: Nothing) -> None:
         self._stopped.set()
 
-    def serve(self, ready: BinaryIO) -> None:
+    def thread_died(self, error: StrandlineError) -> None:
+        """A background thread has died: the next sign of life says so."""
+        self._dead_thread = Failure.of(error)
+
+    def serve(self, ready: Announcement) -> None:
         """Answer calls until told to stop."""
         spec = self.spec
         server = Server(
@@ -244,7 +271,7 @@ class Slot(SlotCalls):
             exchange=self.exchange,
         )
         states = {uid: op.described_states() for uid, op in self.operators.items()}
-        _tell(ready, SlotReady(server.address, states, self.rebuilt))
+        ready.tell(SlotReady(server.address, states, self.rebuilt))
         self._stopped.wait()
         time.sleep(0.05)  # until the answer to `stop` is sent
         server.close()
@@ -271,9 +298,31 @@ def _input(reader: Any) -> Iterator[pa.RecordBatch]:
     raise StaleAttemptError("the relay ended before its last row")
 
 
-def _tell(ready: BinaryIO, message: SlotReady | SlotFailed) -> None:
-    ready.write(msgspec.json.encode(message) + b"\n")
-    ready.flush()
+class Announcement:
+    """The standard output of a slot that starts: an empty line every second as a sign of life, then one message."""
+
+    def __init__(self, output: BinaryIO) -> None:
+        self._output = output
+        self._lock = threading.Lock()
+        self._told = threading.Event()
+        threading.Thread(target=self._pulse, daemon=True, name="start-pulse").start()
+
+    def tell(self, message: SlotReady | SlotFailed) -> None:
+        """Say the message. Nothing is written afterwards."""
+        with self._lock:
+            self._told.set()
+            self._write(msgspec.json.encode(message))
+
+    def _pulse(self) -> None:
+        while not self._told.wait(PULSE_EVERY):
+            with self._lock:
+                if not self._told.is_set():
+                    self._write(b"")
+
+    def _write(self, line: bytes) -> None:
+        with suppress(BrokenPipeError):  # the task manager is gone, and this process is about to end
+            self._output.write(line + b"\n")
+            self._output.flush()
 
 
 def _end_with_parent() -> None:
@@ -286,7 +335,7 @@ def main() -> None:
     """The entry of the process: reads a `SlotSpec` from stdin, and writes `SlotReady` or `SlotFailed` to stdout."""
     os.umask(PRIVATE_UMASK)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s slot %(name)s: %(message)s")
-    ready = os.fdopen(os.dup(1), "wb")
+    ready = Announcement(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)  # what user code prints goes to the log
     (length,) = struct.unpack(">Q", sys.stdin.buffer.read(8))
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(length), type=SlotSpec)
@@ -298,7 +347,7 @@ def main() -> None:
         slot = Slot(spec)
     except Exception as error:
         log.exception("slot %d could not start", spec.index)
-        _tell(ready, SlotFailed(Failure.of(error)))
+        ready.tell(SlotFailed(Failure.of(error)))
         return
     slot.serve(ready)
 

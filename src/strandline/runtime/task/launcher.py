@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,8 +20,10 @@ import msgspec
 import psutil
 
 from strandline.errors import StrandlineError
-from strandline.runtime.protocol.address import Address, host_identity
+from strandline.runtime.liveness.processes import is_working, kill_task_manager
+from strandline.runtime.protocol.address import host_identity
 from strandline.runtime.protocol.calls import NOTHING
+from strandline.runtime.protocol.coordinator_calls import Registration
 from strandline.runtime.protocol.folders import socket_folder
 from strandline.runtime.protocol.messages import RunInfo
 from strandline.runtime.protocol.taskmanager_calls import TaskManagerClient
@@ -29,40 +32,55 @@ from strandline.runtime.protocol.user_folder import make_private
 START_TIMEOUT = 60.0
 
 
-def executor_identity() -> str:
-    """Names this executor: its JVM is the nearest Java process above the Python worker."""
-    for parent in psutil.Process().parents():
-        if "java" in parent.name():
-            return f"{host_identity()}/{parent.pid}-{parent.create_time():.2f}"
-    return f"{host_identity()}/{os.getppid()}"
+def executor_process() -> psutil.Process:
+    """This executor: its JVM is the nearest Java process above the Python worker."""
+    parents = psutil.Process().parents()
+    return next((parent for parent in parents if "java" in parent.name()), parents[0])
 
 
-def ensure_task_manager(run: RunInfo) -> str:
-    """The identity of this executor's task manager, which runs and has registered when the call returns."""
-    executor = executor_identity()
-    folder = make_private(socket_folder(run.run_id) / executor.rsplit("/", 1)[1])
+def ensure_task_manager(run: RunInfo, given_up: Collection[str] = ()) -> str:
+    """The identity of this executor's task manager, which runs and has registered when the call returns.
+
+    A task manager that does not answer is killed, with its slots, and replaced. So is one that is in `given_up`.
+    """
+    executor = executor_process()
+    name = f"{executor.pid}-{executor.create_time():.2f}"
+    folder = make_private(socket_folder(run.run_id) / name)
     address_file = folder / "address.json"
     with (folder / "lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known = _answering(address_file, run)
+        known = _registered(address_file)
         if known is not None:
-            return known
+            if known.identity not in given_up and _answers(known, run):
+                return known.identity
+            kill_task_manager(known.pid, known.started)
         address_file.unlink(missing_ok=True)
-        identity = f"{executor}#{time.time_ns()}"
-        _start(run, identity, address_file, folder / "taskmanager.log")
+        identity = f"{host_identity()}/{name}#{time.time_ns()}"
+        _start(run, identity, executor.pid, address_file, folder / "taskmanager.log")
         return identity
 
 
-def _answering(address_file: Path, run: RunInfo) -> str | None:
+def _registered(address_file: Path) -> Registration | None:
     try:
-        address = msgspec.json.decode(address_file.read_bytes(), type=Address)
-        client = TaskManagerClient(address, run.secret, run.run_id, lambda: 0)
-        try:
-            return client.describe(NOTHING).identity
-        finally:
-            client.close()
-    except (OSError, msgspec.DecodeError, StrandlineError):
+        return msgspec.json.decode(address_file.read_bytes(), type=Registration)
+    except (OSError, msgspec.DecodeError):
         return None
+
+
+def _answers(known: Registration, run: RunInfo) -> bool:
+    """Whether a task manager answers before it counts as lost."""
+    client = TaskManagerClient(known.address, run.secret, run.run_id, lambda: 0)
+    deadline = time.monotonic() + run.heartbeat_timeout
+    try:
+        while True:
+            try:
+                return client.describe(NOTHING).identity == known.identity
+            except StrandlineError:
+                if not is_working(known.pid, known.started) or time.monotonic() > deadline:
+                    return False
+                time.sleep(0.1)
+    finally:
+        client.close()
 
 
 def _python_path() -> list[str]:
@@ -74,11 +92,12 @@ def _python_path() -> list[str]:
     return sorted(filter(None, sys.path), key=lambda entry: Path(entry).name == "pyspark.zip")
 
 
-def _start(run: RunInfo, identity: str, address_file: Path, log_path: Path) -> None:
+def _start(run: RunInfo, identity: str, executor: int, address_file: Path, log_path: Path) -> None:
     environment = {
         **os.environ,
         "STRANDLINE_ADDRESS_FILE": str(address_file),
         "STRANDLINE_IDENTITY": identity,
+        "STRANDLINE_EXECUTOR": str(executor),
         "PYTHONPATH": os.pathsep.join(_python_path()),
     }
     with log_path.open("ab") as log_file:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import SlotLostError, StrandlineError
+from strandline.runtime.liveness.threads import BackgroundThread, OnFailure
 from strandline.runtime.protocol.coordinator_calls import Acknowledgement, CoordinatorCalls, Decline
 from strandline.runtime.protocol.taskmanager_calls import SlotAnswers
 from strandline.runtime.taskmanager.slot_processes import SlotProcess, SlotProcesses
@@ -23,8 +23,11 @@ Upload = Callable[[list[SubtaskSnapshot]], list[SubtaskAck]]
 class BackgroundUploads:
     """Every checkpoint and savepoint has a thread of its own."""
 
-    def __init__(self, slots: SlotProcesses, coordinator: CoordinatorCalls, identity: str) -> None:
-        """`identity` names the task manager in messages."""
+    def __init__(
+        self, slots: SlotProcesses, coordinator: CoordinatorCalls, identity: str, on_failure: OnFailure
+    ) -> None:
+        """`identity` names the task manager in messages. `on_failure` gets the error of a thread that has died."""
+        self._on_failure = on_failure
         self._slots = slots
         self._coordinator = coordinator
         self._identity = identity
@@ -33,7 +36,7 @@ class BackgroundUploads:
         """Upload what slots froze. `frozen` has the answers of the slots."""
         slots = [slot for index in frozen.values if (slot := self._slots.get(index)) is not None]
         if slots:
-            _in_thread(lambda: self.upload(slots, checkpoint_id, time.time(), upload), checkpoint_id)
+            self._start(checkpoint_id, lambda: self.upload(slots, checkpoint_id, time.time(), upload))
 
     def upload(self, slots: Sequence[SlotProcess], checkpoint_id: int, barrier_time: float, upload: Upload) -> None:
         """Upload what `slots` froze, and report it."""
@@ -50,7 +53,10 @@ class BackgroundUploads:
 
     def start_report(self, generation: int, checkpoint_id: int, work: Callable[[], list[SubtaskAck]]) -> None:
         """Do the rest of a checkpoint's work, and report it."""
-        _in_thread(lambda: self.report(generation, checkpoint_id, work), checkpoint_id)
+        self._start(checkpoint_id, lambda: self.report(generation, checkpoint_id, work))
+
+    def _start(self, checkpoint_id: int, work: Callable[[], None]) -> None:
+        BackgroundThread(f"checkpoint-{checkpoint_id}", work, self._on_failure).start()
 
     def report(self, generation: int, checkpoint_id: int, work: Callable[[], list[SubtaskAck]]) -> None:
         """Acknowledge each subtask for which `work` returns; decline once for all of them if it fails."""
@@ -67,7 +73,3 @@ class BackgroundUploads:
         except StrandlineError as error:
             # The driver cannot be reached: the checkpoint times out there.
             log.warning("checkpoint %d: %s", checkpoint_id, error)
-
-
-def _in_thread(target: Callable[[], None], checkpoint_id: int) -> None:
-    threading.Thread(target=target, daemon=True, name=f"checkpoint-{checkpoint_id}").start()

@@ -20,9 +20,11 @@ import msgspec
 
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import StaleAttemptError, StrandlineError
+from strandline.runtime.liveness.processes import started_at
 from strandline.runtime.protocol.address import own_host
 from strandline.runtime.protocol.calls import NOTHING, Nothing
 from strandline.runtime.protocol.coordinator_calls import HEARTBEAT_EVERY, CoordinatorClient, Heartbeat, Registration
+from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.folders import run_folder, socket_folder
 from strandline.runtime.protocol.messages import RunInfo, Sealed, SlotSpec
@@ -62,6 +64,7 @@ from strandline.runtime.taskmanager.run_folder_lock import RunFolderLock
 from strandline.runtime.taskmanager.savepoint_uploads import upload_savepoint
 from strandline.runtime.taskmanager.slot_processes import SlotProcess, SlotProcesses
 from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader
+from strandline.runtime.taskmanager.worker_watch import WorkerWatch
 from strandline.storage import open_storage
 
 log = logging.getLogger(__name__)
@@ -70,20 +73,25 @@ log = logging.getLogger(__name__)
 class TaskManager(TaskManagerCalls):
     """Serves one run on one executor."""
 
-    def __init__(self, run: RunInfo, identity: str) -> None:
+    def __init__(self, run: RunInfo, identity: str, executor: int | None = None) -> None:
+        """`executor` is the process id of Spark's executor, whose Python workers are watched."""
         self.run = run
         self.identity = identity
         self._name = uuid.uuid4().hex[:12]
         """Names its local files. Containers that share a folder may have processes with the same id."""
         self._ended = threading.Event()
+        self._dead_thread: Failure | None = None
+        self._workers = WorkerWatch(executor, run.heartbeat_timeout) if executor is not None else None
         self._changing = threading.Lock()
         """Held while slots are started or stopped."""
         self._folder = make_private(run_folder(run.local_dir, run.job, run.run_id))
         self._folder_lock = RunFolderLock(self._folder)
         self._folder_lock.delete_dead_runs()
-        self._slots = SlotProcesses(run.job, self._folder)
-        self._coordinator = CoordinatorClient(run.coordinator, run.secret, run.run_id, lambda: self._slots.generation)
-        self._background = BackgroundUploads(self._slots, self._coordinator, identity)
+        self._slots = SlotProcesses(run.job, self._folder, run.heartbeat_timeout, self._thread_died)
+        self._coordinator = CoordinatorClient(
+            run.coordinator, run.secret, run.run_id, lambda: self._slots.generation, patience=run.heartbeat_timeout
+        )
+        self._background = BackgroundUploads(self._slots, self._coordinator, identity, self._thread_died)
         self._durability = self._open_durability()
         self.server = Server(
             run.secret,
@@ -104,7 +112,9 @@ class TaskManager(TaskManagerCalls):
         if run.changelog is None:
             return SnapshotDurability(self._slots, uploader, self._background, copies)
         scratch = self._folder / f"changelog-{self._name}"
-        changelog = Changelog(storage, run.job, run.changelog, uploader, self._slots, scratch, copies=copies)
+        changelog = Changelog(
+            storage, run.job, run.changelog, uploader, self._slots, scratch, copies=copies, on_failure=self._thread_died
+        )
         return ChangelogDurability(self._slots, changelog, uploader, self._background)
 
     # --- slots -----------------------------------------------------------------------------------
@@ -230,9 +240,18 @@ class TaskManager(TaskManagerCalls):
 
     # --- life ------------------------------------------------------------------------------------
 
+    @property
+    def registration(self) -> Registration:
+        """What the driver, and the launcher of this executor, need to know of this task manager."""
+        return Registration(self.identity, self.server.address, os.getpid(), started_at(os.getpid()))
+
+    def _thread_died(self, error: StrandlineError) -> None:
+        """A background thread has died: the next heartbeat says so, and the driver ends this task manager."""
+        self._dead_thread = self._dead_thread or Failure.of(error)
+
     def register(self) -> None:
         """Tell the driver that this task manager is there."""
-        self._coordinator.register(Registration(self.identity, self.server.address, os.getpid()))
+        self._coordinator.register(self.registration)
 
     def shutdown(self, request: Nothing) -> None:
         self._ended.set()
@@ -242,9 +261,11 @@ class TaskManager(TaskManagerCalls):
         last_answer = time.monotonic()
         while not self._ended.wait(HEARTBEAT_EVERY):
             self._folder_lock.refresh()
+            if self._workers is not None:
+                self._workers.look()
             lost = [slot.spec.index for slot in self._slots.all() if not slot.alive()]
             try:
-                answer = self._coordinator.heartbeat(Heartbeat(self.identity, lost))
+                answer = self._coordinator.heartbeat(Heartbeat(self.identity, lost, self._dead_thread))
                 last_answer = time.monotonic()
                 if not answer.wanted:
                     log.info("not wanted any more")
@@ -269,10 +290,10 @@ def main() -> None:
     run = msgspec.json.decode(sys.stdin.buffer.read(), type=RunInfo)
     address_file = Path(os.environ.pop("STRANDLINE_ADDRESS_FILE"))
     identity = os.environ.pop("STRANDLINE_IDENTITY")
-    manager = TaskManager(run, identity)
+    manager = TaskManager(run, identity, int(os.environ.pop("STRANDLINE_EXECUTOR")))
     manager.register()
     temporary = address_file.with_suffix(".tmp")
-    temporary.write_bytes(msgspec.json.encode(manager.server.address))
+    temporary.write_bytes(msgspec.json.encode(manager.registration))
     temporary.replace(address_file)
     manager.serve()
 

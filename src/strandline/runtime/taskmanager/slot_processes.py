@@ -7,23 +7,26 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import IO, TypeVar, cast
 
 import msgspec
 
 from strandline.errors import SlotLostError, StrandlineError
-from strandline.runtime.protocol.calls import NOTHING
+from strandline.runtime.liveness.threads import OnFailure
+from strandline.runtime.protocol.calls import LONG, NOTHING
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.folders import slot_folder
 from strandline.runtime.protocol.messages import SlotSpec
 from strandline.runtime.protocol.slot_calls import Freeze, SlotClient, SlotFailed, SlotReady, SnapshotRef
 from strandline.runtime.protocol.taskmanager_calls import SlotAnswers
+from strandline.runtime.taskmanager.slot_watch import SlotWatch
 from strandline.runtime.taskmanager.snapshot_uploads import SubtaskSnapshot
 
 log = logging.getLogger(__name__)
@@ -31,6 +34,11 @@ log = logging.getLogger(__name__)
 SLOT_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
 """A slot allocates everything from one heap. RocksDB's threads free each other's blocks, and the memory of a batch is
 free between batches. With one heap per thread, or a heap for Arrow alone, such memory stays resident and unused."""
+
+STOP_PATIENCE = 3.0
+"""Seconds that a slot gets to close its state when it is asked to stop."""
+KILL_PATIENCE = 5.0
+"""Seconds that the system gets to end a killed process, which may wait for a disk."""
 
 Asked = TypeVar("Asked")
 Told = TypeVar("Told")
@@ -45,14 +53,15 @@ class SlotProcess:
     client: SlotClient
     ready: SlotReady
     """What the slot said when it was ready."""
+    watch: SlotWatch
 
     def alive(self) -> bool:
         return self.process.poll() is None
 
     def end(self) -> None:
         """Kill the process. Its state is in its files, so nothing needs to be closed."""
-        self.process.kill()
-        self.process.wait()
+        self.watch.end()
+        _kill(self.process)
         if self.process.stdin is not None:
             self.process.stdin.close()
         self.client.close()
@@ -76,24 +85,36 @@ class SlotProcess:
 
 
 class SlotProcesses:
-    """The slots of one task manager, by index. The caller starts and ends slots from one thread at a time."""
+    """The slots of one task manager, by index. The caller starts and ends slots from one thread at a time.
 
-    def __init__(self, job: str, folder: Path) -> None:
-        """`folder` gets the logs of the processes."""
+    Other threads may call slots meanwhile.
+    """
+
+    def __init__(self, job: str, folder: Path, timeout: float, on_failure: OnFailure) -> None:
+        """`folder` gets the logs of the processes. A slot that is silent for `timeout` seconds is killed.
+
+        `on_failure` gets the error of a background thread that has died, here or in a slot.
+        """
         self.generation = 0
         """The newest generation that started slots here."""
         self.pool = ThreadPoolExecutor(64, thread_name_prefix="slot-calls")
         self._job = job
         self._folder = folder
+        self._timeout = timeout
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        """Protects `_slots`."""
         self._slots: dict[int, SlotProcess] = {}
         self._spares: list[tuple[subprocess.Popen[bytes], Path]] = []
         """Processes that wait to become slots, and their logs."""
 
     def all(self) -> list[SlotProcess]:
-        return list(self._slots.values())
+        with self._lock:
+            return list(self._slots.values())
 
     def get(self, index: int) -> SlotProcess | None:
-        return self._slots.get(index)
+        with self._lock:
+            return self._slots.get(index)
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -103,49 +124,63 @@ class SlotProcesses:
         process, log_path = self._take_spare() or self._spawn(self._folder / f"slot-{spec.index}.log")
         assert process.stdin is not None
         assert process.stdout is not None
+        watch = SlotWatch(process, f"slot {spec.index} of job {self._job}", self._timeout, self._on_failure)
         try:
             message = msgspec.msgpack.encode(spec)
             process.stdin.write(struct.pack(">Q", len(message)) + message)
             process.stdin.flush()
-            answer = process.stdout.readline()
+            answer = _announced(process.stdout, watch)
         except OSError:
             answer = b""
         process.stdout.close()
         if not answer:
-            process.kill()
-            code = process.wait()
+            watch.end()
+            code = _kill(process)
             tail = log_path.read_text(errors="replace")[-2000:]
             raise SlotLostError(
                 f"slot {spec.index} of job {self._job} ended while it started (exit code {code}); its log ends:\n{tail}"
             )
         told: SlotReady | SlotFailed = msgspec.json.decode(answer, type=SlotReady | SlotFailed)
         if isinstance(told, SlotFailed):
-            process.wait()
+            watch.end()
+            _kill(process)
             raise told.failure.error()
-        client = SlotClient(told.address, spec.run.secret, spec.run.run_id, lambda: spec.generation)
-        slot = self._slots[spec.index] = SlotProcess(spec, process, client, told)
+        # The watch decides whether the slot is lost: then it kills the process, and the calls fail.
+        client = SlotClient(told.address, spec.run.secret, spec.run.run_id, lambda: spec.generation, patience=LONG)
+        watch.ask(client)
+        slot = SlotProcess(spec, process, client, told, watch)
+        with self._lock:
+            self._slots[spec.index] = slot
         return slot
 
     def end(self, index: int) -> None:
         """End a slot at once; nothing happens if there is none."""
-        slot = self._slots.pop(index, None)
+        with self._lock:
+            slot = self._slots.pop(index, None)
         if slot is not None:
             slot.end()
 
     def end_all(self) -> None:
         """End all slots and spare processes at once."""
-        for index in list(self._slots):
-            self.end(index)
+        for slot in self.all():
+            self.end(slot.spec.index)
         self.end_spares()
 
     def stop_all(self) -> None:
         """Ask all slots to end; those that do not are killed."""
-        for slot in self.all():
+
+        def stop(slot: SlotProcess) -> None:
             with suppress(StrandlineError, subprocess.TimeoutExpired):
                 slot.client.stop(NOTHING)
-                slot.process.wait(timeout=5)
-            slot.end()
-        self._slots.clear()
+                slot.process.wait(timeout=STOP_PATIENCE)
+            self.end(slot.spec.index)
+
+        stopping = [threading.Thread(target=stop, args=(slot,), daemon=True) for slot in self.all()]
+        for thread in stopping:
+            thread.start()
+        for thread in stopping:
+            thread.join()
+        self.end_spares()
 
     def start_spares(self, count: int) -> None:
         """Start processes in advance, until `count` wait to become slots."""
@@ -154,8 +189,7 @@ class SlotProcesses:
 
     def end_spares(self) -> None:
         while (spare := self._take_spare()) is not None:
-            spare[0].kill()
-            spare[0].wait()
+            _kill(spare[0])
 
     def _spawn(self, log_path: Path) -> tuple[subprocess.Popen[bytes], Path]:
         with log_path.open("ab") as log_file:
@@ -182,7 +216,7 @@ class SlotProcesses:
         self, indices: Iterable[int], method: Callable[[SlotClient, Asked], Told], request: Asked
     ) -> SlotAnswers[Told]:
         """Call some slots at the same time. Each slot answers for itself; indices without a slot are left out."""
-        called = [slot for index in indices if (slot := self._slots.get(index)) is not None]
+        called = [slot for index in indices if (slot := self.get(index)) is not None]
 
         def one(slot: SlotProcess) -> tuple[Told | None, Failure | None]:
             try:
@@ -200,23 +234,40 @@ class SlotProcesses:
 
     def freeze_all(self, request: Freeze) -> SlotAnswers[None]:
         """Freeze the state of every slot."""
-        return self.call(list(self._slots), SlotClient.freeze, request)
+        return self.call([slot.spec.index for slot in self.all()], SlotClient.freeze, request)
 
     # What `FrozenSlots` asks for.
 
     def freeze(self, index: int, number: int) -> Callable[[], list[SubtaskSnapshot]]:
-        slot = self._slots.get(index)
+        slot = self.get(index)
         if slot is None:
             raise SlotLostError(f"slot {index} of job {self._job} is not running")
         slot.client.freeze(Freeze(number))
         return lambda: slot.snapshots(number, time.time())
 
     def release(self, index: int, number: int) -> None:
-        slot = self._slots.get(index)
+        slot = self.get(index)
         if slot is not None:
             slot.release(number)
 
     def compact(self, index: int) -> None:
-        slot = self._slots.get(index)
+        slot = self.get(index)
         if slot is not None:
             slot.client.compact(NOTHING)
+
+
+def _announced(output: IO[bytes], watch: SlotWatch) -> bytes:
+    """What a slot says when it has started. Empty lines before it are signs of life. Empty: the process has ended."""
+    while True:
+        line = output.readline()
+        if line != b"\n":
+            return line
+        watch.heard()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> int | None:
+    """Kill a process; returns its exit code, or None if even the system cannot end it now."""
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(timeout=KILL_PATIENCE)
+    return None

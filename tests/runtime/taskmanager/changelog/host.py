@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from strandline.checkpoint.pending import SubtaskAck
+from strandline.errors import StrandlineError
 from strandline.operators.base import BatchInfo, Operator, SubtaskInfo
 from strandline.runtime.protocol.address import NOWHERE
 from strandline.runtime.protocol.calls import NOTHING
@@ -172,11 +173,21 @@ class Host:
     def __init__(self, run: RunInfo, storage: Storage, tuning: ChangelogTuning = QUICK) -> None:
         self.run = run
         self.hints = True
+        self.failures: list[StrandlineError] = []
         self.slots: dict[int, HostedSlot] = {}
         self.uploader = SnapshotUploader(storage, JOB, run.uploads, threads=1)
         scratch = run_folder(run.local_dir, run.job, run.run_id) / f"log-{time.time_ns()}"
         self._changelog = (
-            Changelog(storage, JOB, run.changelog, self.uploader, self, scratch, tuning=tuning)
+            Changelog(
+                storage,
+                JOB,
+                run.changelog,
+                self.uploader,
+                self,
+                scratch,
+                tuning=tuning,
+                on_failure=self.failures.append,
+            )
             if run.changelog
             else None
         )

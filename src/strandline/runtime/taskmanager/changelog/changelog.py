@@ -8,7 +8,6 @@ until everything that was committed is durable. The parts with one duty each are
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Container
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 from strandline.checkpoint.metadata import StateFile
 from strandline.checkpoint.pending import Subtask, SubtaskAck
+from strandline.runtime.liveness.threads import BackgroundThread, OnFailure
 from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.messages import ChangelogSettings, SlotSpec
 from strandline.runtime.taskmanager.acknowledgement import StateOwner
@@ -64,8 +64,12 @@ class Changelog:
         *,
         copies: LocalCopies | None = None,
         tuning: ChangelogTuning = PRODUCTION,
+        on_failure: OnFailure,
     ) -> None:
-        """`snapshots` uploads materializations. `copies` keeps every segment on local disk, too."""
+        """`snapshots` uploads materializations. `copies` keeps every segment on local disk, too.
+
+        `on_failure` gets the error of a thread that has died.
+        """
         self._storage = storage
         self._snapshots = snapshots
         self._copies = copies
@@ -95,8 +99,8 @@ class Changelog:
             tuning=tuning,
         )
         self._threads = [
-            threading.Thread(target=self.queue.upload_loop, daemon=True, name="segment-upload-loop"),
-            threading.Thread(target=self._upkeep_loop, daemon=True, name="changelog-upkeep"),
+            BackgroundThread("segment-upload-loop", self.queue.upload_loop, on_failure),
+            BackgroundThread("changelog-upkeep", self._upkeep_loop, on_failure),
         ]
 
     def start(self) -> None:

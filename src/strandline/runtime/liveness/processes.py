@@ -1,0 +1,89 @@
+"""What the operating system knows of a process, and how a process is killed that may not answer any more."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+
+import psutil
+
+SLOT_MODULE = "runtime.slot.process"
+
+
+def started_at(pid: int) -> float:
+    """When a process began. Together with its id this names the process: ids are used again. 0.0: there is none."""
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return 0.0
+
+
+def is_working(pid: int, started: float) -> bool:
+    """Whether a process is there and can work: it is neither stopped nor a zombie."""
+    try:
+        process = psutil.Process(pid)
+        frozen = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+        return process.create_time() == started and not frozen
+    except psutil.Error:
+        return False
+
+
+def progress(pid: int) -> tuple[float, int]:
+    """How much processor time a process has used, and how many bytes it has read and written.
+
+    If two looks differ, the process works, even if it does not answer: its interpreter may be busy.
+    """
+    try:
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        used = times.user + times.system
+    except psutil.Error:
+        return 0.0, 0
+    try:
+        moved = process.io_counters()
+    except (psutil.Error, OSError):
+        return used, 0
+    return used, moved.read_bytes + moved.write_bytes
+
+
+def kill_task_manager(pid: int, started: float) -> bool:
+    """Kill a task manager of this host and its slots, frozen or not; False if there is nothing to kill.
+
+    A task manager leads a process group, which its slots belong to. SIGKILL ends a process that is stopped, too.
+    """
+    if started_at(pid) == started:
+        with suppress(ProcessLookupError):
+            if os.getpgid(pid) == pid:
+                os.killpg(pid, signal.SIGKILL)
+            else:
+                os.kill(pid, signal.SIGKILL)
+            return True
+        return False
+    orphans = [process for process in psutil.process_iter() if _is_slot_of(process, pid)]
+    for slot in orphans:
+        with suppress(psutil.Error):
+            slot.kill()
+    return bool(orphans)
+
+
+def _is_slot_of(process: psutil.Process, group: int) -> bool:
+    """Whether a process is a slot of the task manager that led `group`. Such a slot may be stopped and not know it."""
+    try:
+        return os.getpgid(process.pid) == group and any(SLOT_MODULE in word for word in process.cmdline())
+    except (OSError, psutil.Error):
+        return False
+
+
+def stopped_python_workers(executor: int) -> list[psutil.Process]:
+    """Spark's Python workers of an executor that are stopped, as by SIGSTOP, and the daemon that starts them."""
+    try:
+        below = psutil.Process(executor).children(recursive=True)
+    except psutil.Error:
+        return []
+    found = []
+    for process in below:
+        with suppress(psutil.Error):
+            if process.status() == psutil.STATUS_STOPPED and "pyspark.daemon" in process.cmdline():
+                found.append(process)
+    return found

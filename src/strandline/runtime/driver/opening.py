@@ -243,6 +243,7 @@ class _Opening:
             self._parallelism,
             config.max_parallelism,
             dict(config.storage_options),
+            run.cluster.run.heartbeat_timeout,
             clock.ticks,
         )
         with query_settings(run.spark):

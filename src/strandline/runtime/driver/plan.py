@@ -87,6 +87,7 @@ class Wiring:
     parallelism: int
     max_parallelism: int
     storage_options: dict[str, str] = field(repr=False)
+    heartbeat_timeout: float
     ticks: Path | None = None
     """The file of the tick source; None if no step has timers. See `clock`."""
 
@@ -209,7 +210,14 @@ def _parents(node: Node) -> tuple[Node, ...]:
 
 
 def _relay(node: StatefulNode, wiring: Wiring) -> Relay:
-    return Relay(node.operator.uid, wiring.coordinator, wiring.secret, wiring.run_id, node.operator.time_mode != "none")
+    return Relay(
+        node.operator.uid,
+        wiring.coordinator,
+        wiring.secret,
+        wiring.run_id,
+        node.operator.time_mode != "none",
+        wiring.heartbeat_timeout,
+    )
 
 
 def _tagged_union(bodies: list[DataFrame]) -> DataFrame:

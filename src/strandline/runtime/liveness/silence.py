@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -20,15 +21,18 @@ class Silence:
         self._clock = clock
         self._looked = clock()
         self._seconds = 0.0
+        self._lock = threading.Lock()
 
     def heard(self) -> None:
         """Note a sign of life."""
-        self._seconds = 0.0
-        self._looked = self._clock()
+        with self._lock:
+            self._seconds = 0.0
+            self._looked = self._clock()
 
     def seconds(self) -> float:
         """Look: for how long has there been no sign of life?"""
-        now = self._clock()
-        self._seconds += min(now - self._looked, LONGEST_STEP)
-        self._looked = now
-        return self._seconds
+        with self._lock:
+            now = self._clock()
+            self._seconds += min(now - self._looked, LONGEST_STEP)
+            self._looked = now
+            return self._seconds

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hmac
 import logging
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,8 @@ from strandline.runtime.protocol.tickets import Tickets
 
 log = logging.getLogger(__name__)
 
+CLOSE_PATIENCE = 2.0
+"""Seconds for which a server that closes waits for its callers to notice. gRPC itself waits for twenty."""
 _STILL_AT_IT = msgspec.msgpack.encode(Reply(pending=True))
 
 Exchange = Callable[[Any, bytes, Any, Any], None]
@@ -147,6 +151,11 @@ class Server:
         self._exchange(context, command, reader, writer)
 
     def close(self) -> None:
-        for server in (self._tcp, self._unix):
-            server.shutdown()
+        """Answer no more calls. A caller that is frozen holds this up for at most `CLOSE_PATIENCE` seconds."""
+        closing = [threading.Thread(target=server.shutdown, daemon=True) for server in (self._tcp, self._unix)]
+        for thread in closing:
+            thread.start()
+        deadline = time.monotonic() + CLOSE_PATIENCE
+        for thread in closing:
+            thread.join(max(0.0, deadline - time.monotonic()))
         Path(self.address.unix_path).unlink(missing_ok=True)

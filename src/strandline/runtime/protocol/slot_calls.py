@@ -142,7 +142,7 @@ class SlotCalls(ABC):
     def status(self, request: Nothing) -> SlotStatus:
         """Where the slot stands."""
 
-    @call(deadline=2 * PULSE_EVERY, fenced=False)
+    @call(deadline=PULSE_EVERY, fenced=False)
     @abstractmethod
     def pulse(self, request: Nothing) -> Pulse:
         """A sign of life."""

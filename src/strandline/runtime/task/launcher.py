@@ -73,10 +73,12 @@ def _answers(known: Registration, run: RunInfo) -> bool:
     deadline = time.monotonic() + run.heartbeat_timeout
     try:
         while True:
+            if not is_working(known.pid, known.started):
+                return False
             try:
                 return client.describe(NOTHING).identity == known.identity
             except StrandlineError:
-                if not is_working(known.pid, known.started) or time.monotonic() > deadline:
+                if time.monotonic() > deadline:
                     return False
                 time.sleep(0.1)
     finally:

@@ -6,8 +6,10 @@ comes from a finished attempt.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -25,6 +27,11 @@ from strandline.runtime.protocol.exchange import SEND_INPUT, ExchangeHeader
 from strandline.runtime.protocol.failures import translate
 from strandline.runtime.protocol.slot_calls import SlotClient
 from strandline.runtime.task.batch_properties import current_batch
+from strandline.runtime.task.relay_pulse import RelayPulse
+
+SLOT_PATIENCE = 10
+"""After how many times the heartbeat timeout a relay gives up a slot that does not answer. The slot's task manager and
+the driver are quicker, and they can tell a frozen slot from a busy one."""
 
 _clients: dict[tuple[str, int], SlotClient] = {}
 """Connections to slots, kept while the Python worker lives; the key is (epoch of addresses, slot)."""
@@ -40,6 +47,7 @@ class Relay:
     run_id: str
     marked: bool
     """Whether every partition holds a marker row without a key group, so that the slot is called even without rows."""
+    heartbeat_timeout: float = 8.0
     initial: bool = False
     """Whether the rows are the initial state of the operator, not those of a batch."""
 
@@ -54,11 +62,15 @@ class Relay:
         client = self._slot(header)
         try:
             writer, reader = client.exchange(msgspec.msgpack.encode(header))
-            with writer:
+            with writer, self._pulse(header, client.address, reader):
                 yield from _exchange(writer, reader, first, batches)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             _clients.clear()
             raise translate(error, f"slot {header.subtask}, operator {header.operator}") from error
+
+    def _pulse(self, header: ExchangeHeader, slot: Address, reader: Any) -> RelayPulse:
+        connect = partial(SlotClient, slot, self.secret, self.run_id, lambda: header.generation)
+        return RelayPulse(header.exchange, connect, SLOT_PATIENCE * self.heartbeat_timeout, reader.cancel)
 
     def _header(self, subtask: int) -> ExchangeHeader:
         task = current_batch()
@@ -71,6 +83,7 @@ class Relay:
             task.attempt,
             task.time,
             self.initial,
+            uuid.uuid4().hex,
         )
 
     def _slot(self, header: ExchangeHeader) -> SlotClient:

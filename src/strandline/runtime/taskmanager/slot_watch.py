@@ -15,8 +15,9 @@ from strandline.runtime.protocol.slot_calls import PULSE_EVERY, Pulse, SlotClien
 
 log = logging.getLogger(__name__)
 
-RELAY_GRACE = 4.0
-"""Seconds that the task manager beside a silent relay gets to end it, before the slot that it keeps busy is killed."""
+RELAY_PATIENCE = 1.5
+"""After how many times the heartbeat timeout a slot is killed because its relay is silent. The task manager beside the
+relay gets the time between to kill the relay."""
 
 
 class SlotWatch:
@@ -76,7 +77,7 @@ class SlotWatch:
     def _look_at(self, pulse: Pulse) -> None:
         if pulse.failure is not None:
             self._on_failure(pulse.failure.error())
-        if pulse.silent_relay > self._timeout + RELAY_GRACE:
+        if pulse.silent_relay > self._timeout * RELAY_PATIENCE:
             self._kill(f"the relay that keeps it busy has been silent for {pulse.silent_relay:.0f} s")
 
     def _kill(self, why: str) -> None:

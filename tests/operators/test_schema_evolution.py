@@ -323,3 +323,12 @@ def test_what_a_processor_of_spark_deletes_may_go() -> None:
     assert [state.name for state in operator.check()] == ["total"]
     (deleted,) = operator.deleted_states
     assert deleted.startswith("old-one-")
+
+
+@pytest.mark.parametrize(
+    "described",
+    [{}, {"name": "total"}, {"name": "../x", "kind": "value", "schema": "long"}, {"name": 1, "kind": [], "schema": {}}],
+)
+def test_a_state_that_cannot_exist_is_an_incompatible_checkpoint(described: dict[str, Any]) -> None:
+    with pytest.raises(IncompatibleCheckpointError, match="cannot exist"):
+        state_changes("sums", [described], [], lambda _name: True)

@@ -461,7 +461,7 @@ def test_the_layout_of_a_job_is_fixed() -> None:
     assert paths.shared("abc.sst") == "visits/shared/abc.sst"
 
 
-@pytest.mark.parametrize("n", [0, 1, 9, 10, 10**19, 10**20 - 1])
+@pytest.mark.parametrize("n", [0, 1, 9, 10, 10**18 - 1])
 def test_numbers_come_back_from_their_paths(n: int) -> None:
     paths = JobPaths("visits")
     assert paths.parse_log_entry(paths.log_entry(n)) == n

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile, SourcePosition, SubtaskState
 
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,250}"
+NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,250}"
 """A single component of a path. No name is `.`, `..` or `_metadata`, and none is a temporary file."""
 _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
 _FOLDER = rf"(?:shared|chk-{_NUMBER})"
-_STATE_NAME = re.compile(rf"{_NAME}\n", re.ASCII)
+_STATE_NAME = re.compile(rf"{NAME}\n", re.ASCII)
 _SEGMENT_NAME = re.compile(r"[0-9]{20}\.segment\n", re.ASCII)
 _SOURCE_NAME = re.compile(rf"metadata|(?:offsets|commits)/{_NUMBER}|sources/{_NUMBER}/.+", re.ASCII | re.DOTALL)
 _MAX_COMPONENT = 255
@@ -54,11 +54,11 @@ class Home:
 
     def _pattern(self) -> re.Pattern[str]:
         if self.job is None:
-            return re.compile(rf"{_NAME}\n", re.ASCII)
+            return re.compile(rf"{NAME}\n", re.ASCII)
         if self.others is None:
-            return re.compile(rf"(?:[^\n]+//)?[^/\n]+/{_FOLDER}/{_NAME}\n", re.ASCII)
+            return re.compile(rf"(?:[^\n]+//)?[^/\n]+/{_FOLDER}/{NAME}\n", re.ASCII)
         roots = "|".join(re.escape(f"{root}//") for root in self.others)
-        return re.compile(rf"(?:{roots}|){re.escape(self.job)}/{_FOLDER}/{_NAME}\n", re.ASCII)
+        return re.compile(rf"(?:{roots}|){re.escape(self.job)}/{_FOLDER}/{NAME}\n", re.ASCII)
 
     def _advice(self) -> str:
         if self.job is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from backports import zstd
 
-from strandline.checkpoint.home import Home, Refused
+from strandline.checkpoint.home import NAME, Home, Refused
 from strandline.checkpoint.registry import SharedKey
 from strandline.errors import CheckpointNotFoundError, IncompatibleCheckpointError, MetadataError, NewerFormatError
 
@@ -27,6 +27,7 @@ Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 BatchId = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
 KeyGroup = Annotated[int, msgspec.Meta(ge=0, le=1 << 15)]
 Parallelism = Annotated[int, msgspec.Meta(ge=1, le=1 << 15)]
+PlainName = Annotated[str, msgspec.Meta(pattern=rf"\A{NAME}\Z")]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=250_000_000_000)]
 """Seconds since the epoch, before the year 9892."""
 

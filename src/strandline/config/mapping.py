@@ -42,6 +42,9 @@ _OWN_STORAGE = "storage_options."
 _OWN_ROCKSDB = "rocksdb."
 _USE_FILTERS = "state.backend.rocksdb.use-bloom-filter"
 
+_MAX_KEYS = 10_000
+"""Aliases in a YAML file could otherwise multiply its keys without end."""
+
 _NO_REST = "this release has no REST server; remove the option"
 _NOT_YET = {"rest_port": _NO_REST, "rest.port": _NO_REST, "rest.bind-port": _NO_REST}
 """Names that are reserved for a later release, with what the error says about them."""
@@ -103,7 +106,7 @@ def read_file(path: str | PathLike[str]) -> dict[str, object]:
         content: object = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as e:
         raise ConfigError(f"cannot read the config file {path}: {e.strerror or e}; check the path") from e
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
+    except (yaml.YAMLError, ValueError, RecursionError) as e:
         # The text of the error quotes the file, which may hold secrets. `from None` keeps it out of the traceback, too.
         raise ConfigError(f"the config file {path} is not valid YAML{_where(e)}") from None
     if content is None:
@@ -114,9 +117,11 @@ def read_file(path: str | PathLike[str]) -> dict[str, object]:
         return _flatten(content)
     except ConfigError as e:
         raise ConfigError(f"{path}: {e}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: a mapping contains itself, or mappings are nested too deeply") from None
 
 
-def _where(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+def _where(error: yaml.YAMLError | ValueError | RecursionError) -> str:
     """The place of an error in a YAML file, without a word of the file."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
@@ -140,6 +145,8 @@ def _flatten(content: Mapping[object, object], prefix: str = "") -> dict[str, ob
         nests = isinstance(value, Mapping) and key not in ("storage_options", "rocksdb")
         nested = _flatten(cast("Mapping[object, object]", value), f"{key}.") if nests else {key: value}
         for name, leaf in nested.items():
+            if len(flat) >= _MAX_KEYS:
+                raise ConfigError(f"there are more than {_MAX_KEYS} keys")
             if name in flat:
                 raise ConfigError(f"{name} is set twice, once flat and once nested; keep one of them")
             flat[name] = leaf

@@ -10,7 +10,7 @@ import msgspec
 from pyspark.sql.types import StructField
 
 from strandline.checkpoint.metadata import SubtaskState
-from strandline.errors import DamagedFileError, IncompatibleCheckpointError
+from strandline.errors import DamagedFileError, IncompatibleCheckpointError, JobDefinitionError
 from strandline.operators.base import Operator
 from strandline.operators.columns.row_codec import RowCodec
 from strandline.state.backends.base import StateBackend
@@ -115,7 +115,7 @@ def state_changes(
     dropped: list[StateDescriptor] = []
     widened: list[Widened] = []
     for described in before:
-        known = msgspec.convert(described, StateDescriptor)
+        known = _read(operator, described)
         state = declared.get(known.name)
         if state is None:
             if not may_drop(known.name):
@@ -132,6 +132,16 @@ def state_changes(
             if len(places) < len(parse_schema(state.schema).fields):
                 widened.append(Widened(known, state, places))
     return StateChanges(tuple(dropped), tuple(widened))
+
+
+def _read(operator: str, described: Mapping[str, Any]) -> StateDescriptor:
+    try:
+        return msgspec.convert(described, StateDescriptor)
+    except (msgspec.ValidationError, JobDefinitionError) as error:
+        raise IncompatibleCheckpointError(
+            f"operator {operator}: the checkpoint describes a state that cannot exist: {error}. Restore from another "
+            "checkpoint."
+        ) from error
 
 
 def _places(before: StateDescriptor, now: StateDescriptor) -> tuple[int, ...] | None:
@@ -203,7 +213,7 @@ def _columns(schema: str) -> str:
         return ", ".join(
             f"{field['name']} {_type(field['type'])}{'' if field['nullable'] else ' not null'}" for field in fields
         )
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
         return schema
 
 

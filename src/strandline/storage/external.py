@@ -15,6 +15,8 @@ from strandline.storage.base import Storage, StoredFile
 from strandline.storage.schemes import open_storage
 
 _SEPARATOR = "//"
+_PIECE_BYTES = 64 << 20
+"""How much of a part of a file is in memory at a time. Most parts are far smaller."""
 
 
 def external_path(storage: Storage, path: str) -> str:
@@ -45,7 +47,13 @@ def fetch_file(storage: Storage, path: str, target: Path, part: range | None = N
     """Download the file at `path` to local disk; with `part`, only those bytes of the file."""
     holder, inside = resolve(storage, path)
     if part is not None:
-        target.write_bytes(holder.read_range(inside, part.start, len(part)))
+        with target.open("wb") as out:
+            for start in range(part.start, part.stop, _PIECE_BYTES):
+                length = min(_PIECE_BYTES, part.stop - start)
+                piece = holder.read_range(inside, start, length)
+                out.write(piece)
+                if len(piece) < length:
+                    break  # the file ends before the part does, which the checksum shows
     else:
         holder.download(inside, target)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from strandline.checkpoint.metadata import StateFile
+from strandline.checkpoint.metadata import BatchId, Natural, PlainName, StateFile
 from strandline.state.backends.base import SnapshotFile
 
 _SEGMENT = re.compile(r"seg-(-?\d+)-(\d+)\.segment")
@@ -25,9 +25,9 @@ _SNAPSHOT = re.compile(r"snap-(\d+)(\.json|\.new|\.tmp)?")
 class SnapshotMarker(msgspec.Struct, frozen=True):
     """Describes a complete snapshot. It is written last, so a snapshot without a marker is incomplete."""
 
-    checkpoint_id: int
-    batch: int
-    files: list[tuple[str, str, int, bool]]
+    checkpoint_id: Natural
+    batch: BatchId
+    files: list[tuple[PlainName, str, Natural, bool]]
     """(name, identity, size, shared)"""
 
 
@@ -140,7 +140,7 @@ class OperatorFolder:
                 checked = msgspec.json.decode(path.read_bytes(), type=_Checked)
                 if zlib.crc32(checked.marker) == checked.crc32:
                     markers.append(msgspec.json.decode(checked.marker, type=SnapshotMarker))
-            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue  # a snapshot with a damaged marker does not exist
         return markers
 

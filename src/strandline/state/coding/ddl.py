@@ -6,6 +6,7 @@ import json
 import re
 from typing import Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -31,6 +32,7 @@ from pyspark.sql.types import (
 
 from strandline.errors import SchemaError
 
+_MAX_LENGTH: Final = 1_000_000
 _TOKEN: Final = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*')|([^\W]+)|([<>(),:]))")
 _ATOMS: Final[dict[str, type[DataType]]] = {
     "boolean": BooleanType,
@@ -66,24 +68,45 @@ def parse_schema(schema: str | DataType) -> StructType:
         return StructType([StructField("value", schema)])
     if not isinstance(schema, str):
         raise SchemaError(f"a schema is a DDL string such as 'n long, s string' or a Spark type, not {schema!r}")
-    if schema.lstrip().startswith("{"):
-        return _from_json(schema)
-    return _Parser(schema).schema()
+    if len(schema) > _MAX_LENGTH:
+        raise SchemaError(f"a schema has at most {_MAX_LENGTH:,} characters, not {len(schema):,}: {schema[:100]!r}")
+    try:
+        return _from_json(schema) if schema.lstrip().startswith("{") else _Parser(schema).schema()
+    except RecursionError as error:
+        raise SchemaError(f"the types of a schema are nested too deeply: {schema[:100]!r}") from error
 
 
 def _from_json(text: str) -> StructType:
     try:
-        return StructType.fromJson(json.loads(text))
-    except (KeyError, ValueError, TypeError) as error:
+        value = json.loads(text)
+        _check_json_type(value)
+        return StructType.fromJson(value)
+    except (KeyError, ValueError, TypeError, AttributeError, AssertionError, PySparkException) as error:
         raise SchemaError(f"cannot read the schema {text!r}: {error}") from error
+
+
+def _check_json_type(type_: object) -> None:
+    """Raise `ValueError` for a user-defined type: Spark would import the module that the text names.
+
+    Checkpoints hold schemas as text, and a crafted checkpoint must not run code.
+    """
+    if isinstance(type_, list):
+        for one in type_:
+            _check_json_type(one)
+    elif isinstance(type_, dict):
+        if type_.get("type") == "udt":
+            raise ValueError("user-defined types are not supported")
+        for name, one in type_.items():
+            if name != "metadata":
+                _check_json_type(one)
 
 
 class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens: list[tuple[str, int]] = []
-        at = 0
-        while text[at:].strip():
+        at, end = 0, len(text.rstrip())
+        while at < end:
             found = _TOKEN.match(text, at)
             if found is None:
                 raise self._error(at)
@@ -170,7 +193,7 @@ class _Parser:
         if self._accept("("):
             while True:
                 word = self._next()
-                if not word.isdigit():
+                if not word.isdecimal() or len(word) > 9:
                     raise self._error(self._tokens[self._at - 1][1])
                 numbers.append(int(word))
                 if not self._accept(","):

@@ -14,7 +14,7 @@ ARGS ?=
 # Folders with Python code; those that do not exist are left out.
 CODE := $(wildcard src tests bench examples scripts)
 
-.PHONY: help setup demo check test test-matrix lint format typecheck bench docs clean lock
+.PHONY: help setup demo check test test-matrix second-store lint format typecheck bench docs clean lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,9 @@ test: setup ## every check: lint, format, types, all tests; under twenty minutes
 
 test-matrix: setup ## the runtime tests on every supported Spark and Python, e.g. ARGS="--spark 4.1 --python 3.13"
 	@$(BIN)/python scripts/test_matrix.py $(ARGS)
+
+second-store: ## install versitygw, the second S3 server of the storage tests, into .tools/ (needs Go)
+	GOBIN=$(CURDIR)/.tools go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
 
 lint: setup ## ruff's rules
 	$(BIN)/ruff check $(CODE)

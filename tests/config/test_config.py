@@ -54,6 +54,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "changelog": False,
         "changelog_dir": None,
         "trusted_dirs": (),
+        "allow_unfenced_storage": False,
         "changelog_upload_timeout": 1.0,
         "changelog_upload_attempts": 3,
         "changelog_max_in_flight": 100 << 20,

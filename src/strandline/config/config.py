@@ -102,6 +102,13 @@ class Config:
         hash=False,
     )
 
+    allow_unfenced_storage: Flag = option(
+        False,
+        kinds.FLAG,
+        doc="Run although the storage of the checkpoints ignores the conditions of writes (`If-None-Match`). Nothing "
+        "then keeps a second driver of the job out. Without it, `start()` refuses such a storage.",
+    )
+
     # --- checkpoints --------------------------------------------------------------------------
 
     checkpoint_interval: Duration = option(

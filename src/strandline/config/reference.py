@@ -34,6 +34,7 @@ GROUPS: Mapping[str, Group] = {
             "local_dir",
             "spark_checkpoint_dir",
             "storage_options",
+            "allow_unfenced_storage",
         ),
     ),
     "Checkpoints": Group(

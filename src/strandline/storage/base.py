@@ -35,6 +35,8 @@ class Storage(ABC):
     """The full root; a local path is absolute. `open_storage(url)` opens the same place in any process."""
     options: Mapping[str, str] = MappingProxyType({})
     """The settings with which the storage was opened."""
+    must_be_probed: bool = True
+    """Whether only a probe can tell that `create` is exact, because anybody may have written the service behind it."""
     private: bool = True
     """Whether other users of the host must not read the files, where the storage keeps files of a host.
 

@@ -41,6 +41,8 @@ class LocalStorage(Storage):
     there, they are for the group, too.
     """
 
+    must_be_probed = False
+
     def __init__(self, url: str) -> None:
         self.root = _root(url)
         self.url = str(self.root)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,14 @@ _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"
 _PART = 8 << 20
 _MOST_PARTS = 9_000
 _PARTS_AT_ONCE = 4
+_COPY_LIMIT = 5 << 30
+"""S3 copies no larger object in one request."""
+_BULK_BYTES = 1 << 20
+_BULK_TIMEOUT = "10min"
+"""The time-out of a request that carries many bytes. The client's own, 30 s, means that a part of an upload over a slow
+line is sent again and again, and never arrives."""
+_CONFLICTS = 6
+"""How often a write is sent that the store refuses because of another request."""
 
 
 class ObjectStorage(Storage):
@@ -46,11 +55,15 @@ class ObjectStorage(Storage):
     writes, which S3, GCS and Azure have.
     """
 
+    copy_limit = _COPY_LIMIT
+    """Larger objects are renamed by a copy through this process."""
+
     def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
         self.url = url.rstrip("/")
         given = dict(options or {})
         self._secrets = secret_values(given)
         self._store = _open(self.url, given, {})
+        self._bulk_store = _open(self.url, {"timeout": _BULK_TIMEOUT, **given}, {})
         # A retry of a conditional write can find the object of its own first attempt and report a conflict. So a create
         # is sent only once. If its outcome is unknown, the caller reads the object back.
         self._create_store = _open(self.url, given, {"max_retries": 0})
@@ -73,8 +86,8 @@ class ObjectStorage(Storage):
                 raise
 
     def write(self, path: str, data: bytes) -> None:
-        with self._translated(path, writes=True):
-            obstore.put(self._store, checked_path(path), data, use_multipart=False)
+        store = self._store if len(data) <= _BULK_BYTES else self._bulk_store
+        self._put(path, lambda: obstore.put(store, checked_path(path), data, use_multipart=False))
 
     def create(self, path: str, data: bytes) -> None:
         with self._translated(path, writes=True):
@@ -83,20 +96,23 @@ class ObjectStorage(Storage):
     def upload(self, source: Path, path: str) -> None:
         if not source.is_file():
             raise NotFoundError(f"cannot upload {source} to {self._at(path)}: there is no such local file")
-        part = max(_PART, -(-source.stat().st_size // _MOST_PARTS))
-        with self._translated(path, writes=True):
-            obstore.put(self._store, checked_path(path), source, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
+        part = _part_bytes(source.stat().st_size)
+        self._put(
+            path,
+            lambda: obstore.put(
+                self._bulk_store, checked_path(path), source, chunk_size=part, max_concurrency=_PARTS_AT_ONCE
+            ),
+        )
 
     def download(self, path: str, target: Path) -> None:
         copy_out(target, lambda temporary: self._fetch(path, temporary))
 
     def rename(self, source: str, target: str) -> None:
-        if not self.exists(source):  # The store's own error would name the target.
-            raise self._missing(source)
+        with self._translated(source):  # The error of a copy would name the target.
+            size = obstore.head(self._store, checked_path(source))["size"]
         if source == target:  # S3 refuses to copy an object to itself.
             return
-        with self._translated(target, writes=True):
-            obstore.copy(self._store, checked_path(source), checked_path(target))
+        self._put(target, lambda: self._copy(source, target, size))
         self.delete([source])
 
     def delete(self, paths: Iterable[str]) -> None:
@@ -134,6 +150,34 @@ class ObjectStorage(Storage):
     def _at(self, path: str) -> str:
         return f"{self.url}/{path}"
 
+    def _put(self, path: str, act: Callable[[], object]) -> None:
+        """Write an object. A conflict with another request is no answer, so the write is repeated."""
+        for attempt in range(_CONFLICTS):
+            with self._translated(path, writes=True):
+                try:
+                    act()
+                    return
+                except (reported.AlreadyExistsError, reported.PreconditionError):
+                    if attempt == _CONFLICTS - 1:
+                        raise
+            time.sleep(0.05 * 2**attempt)
+
+    def _copy(self, source: str, target: str, size: int) -> None:
+        if size <= self.copy_limit:
+            obstore.copy(self._bulk_store, checked_path(source), checked_path(target))
+            return
+        # The store copies large objects only part by part, for which the client has no call. So the bytes come here.
+        part = _part_bytes(size)
+        writer = obstore.open_writer(
+            self._bulk_store, checked_path(target), buffer_size=part, max_concurrency=_PARTS_AT_ONCE
+        )
+        copied = 0
+        for chunk in obstore.get(self._bulk_store, checked_path(source)).stream(min_chunk_size=part):
+            copied += writer.write(chunk)
+        if copied != size:
+            raise OSError(f"{self._at(source)} has {size} bytes, but only {copied} came")
+        writer.close()  # The object appears now. Without this call it never does.
+
     def _fetch(self, path: str, file: Path) -> None:
         with self._translated(path):
             chunks = iter(obstore.get(self._store, checked_path(path)).stream(min_chunk_size=_PART))
@@ -165,9 +209,9 @@ class ObjectStorage(Storage):
         except FileNotFoundError as e:
             raise self._missing(path) from e
         except (reported.AlreadyExistsError, reported.PreconditionError) as e:
-            if "ConditionalRequestConflict" in str(e):
-                # S3 saw another request for this object in progress and decided neither.
-                raise UnknownOutcomeError(f"another request for {where} was in progress; read the object back") from e
+            if _status(e) == 409 and "BlobAlreadyExists" not in str(e):
+                # The store saw another request and decided neither. Only Azure says with 409 that the object exists.
+                raise UnknownOutcomeError(f"{where}: another request was in progress; read the object back") from e
             raise AlreadyExistsError(f"{where} cannot be created: it exists already") from e
         except (reported.PermissionDeniedError, reported.UnauthenticatedError) as e:
             raise StorageError(
@@ -216,6 +260,10 @@ def _hiding(secrets: Sequence[str]) -> Iterator[None]:
         if hidden == text:
             raise
         raise type(e)(hidden) from None
+
+
+def _part_bytes(size: int) -> int:
+    return max(_PART, -(-size // _MOST_PARTS))
 
 
 def _summary(error: Exception) -> str:

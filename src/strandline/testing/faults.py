@@ -38,6 +38,7 @@ class FaultyStorage(Storage):
         # The absolute root of the inner storage, so that the URL names the same place in every process.
         inner = self._inner.url
         self.url = PREFIX + (inner if "://" in inner else f"file://{inner}")
+        self.must_be_probed = self._inner.must_be_probed
         if self._faults.stale_folder:
             self._inner = StaleStorage(
                 self._inner,

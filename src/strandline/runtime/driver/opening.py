@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -36,7 +37,8 @@ from strandline.runtime.driver.rocksdb_factory import pickle_factory
 from strandline.runtime.driver.scratch_folder import ScratchFolder
 from strandline.runtime.protocol.messages import BackendSettings, OperatorSpec
 from strandline.sinks import ParquetSink
-from strandline.storage import open_storage
+from strandline.storage import JobPaths, open_storage
+from strandline.storage.fencing import probe_create
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -158,11 +160,19 @@ class _Opening:
 
     def claim(self) -> _Claimed:
         """Win a takeover in the job's log. From here on every other driver of the job is fenced."""
+        self._check_fencing()
         claim = take_over(self._storage, self._run.cluster.run.storage, self._wanted, self._after)
         self._run.on_claim(claim.generation)
         start = f"checkpoint {claim.restored.checkpoint_id}" if claim.restored else "the start"
         log.info("job %s: generation %d from %s", self._run.job, claim.generation, start)
         return _Claimed(claim, self._coordinator(claim))
+
+    def _check_fencing(self) -> None:
+        """Refuse a storage in which two drivers could both win."""
+        if self._after is not None or self._config.allow_unfenced_storage or not self._storage.must_be_probed:
+            return
+        paths = JobPaths(self._run.job)
+        probe_create(self._storage, lambda: paths.shared(f"{uuid.uuid4().hex}-probe"))
 
     def exclude_damaged(self, claim: Claim, error: DamagedFileError) -> None:
         """Do not restore this checkpoint again. Raises `error` if the job may not go back to an older one."""

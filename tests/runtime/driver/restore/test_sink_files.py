@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile
-from strandline.errors import DirectoryNotOursError, MetadataError, NotFoundError
-from strandline.runtime.driver.restore.sink_files import check_names, check_sink, publish, recover_sink
+from strandline.errors import DirectoryNotOursError, MetadataError, NotFoundError, StorageError
+from strandline.runtime.driver.restore.sink_files import RENAMES_AT_ONCE, check_names, check_sink, publish, recover_sink
 from strandline.runtime.task.parquet_writer import STAGING_FOLDER
 from strandline.storage.local import LocalStorage
+from strandline.testing.faults import FaultyStorage
 from tests.factories import checkpoint_metadata
 
 JOB = "visits"
@@ -53,6 +55,50 @@ def test_publishing_makes_staged_rows_visible(sink: LocalStorage) -> None:
     publish(sink, [one])
     assert visible(sink) == {one.final}
     assert everything(sink) == {one.final, two.staged}
+
+
+class Sociable(LocalStorage):
+    """A rename waits until as many are in progress as should be."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.together = threading.Barrier(RENAMES_AT_ONCE, timeout=30)
+
+    def rename(self, source: str, target: str) -> None:
+        self.together.wait()
+        super().rename(source, target)
+
+
+def test_many_files_are_published_at_the_same_time(tmp_path: Path) -> None:
+    sink = Sociable(str(tmp_path / "out"))
+    files = [sink_file(1, number) for number in range(3 * RENAMES_AT_ONCE)]
+    stage(sink, *files)
+    publish(sink, files)
+    assert visible(sink) == {file.final for file in files}
+
+
+def test_one_file_that_cannot_be_published_does_not_hold_up_the_others(sink: LocalStorage, tmp_path: Path) -> None:
+    files = [sink_file(1, number) for number in range(40)]
+    stage(sink, *files)
+    failing = FaultyStorage(f"faulty+file://{sink.root}", {"fail_pattern": f"^rename {files[7].staged}"})
+    with pytest.raises(StorageError, match="fails on purpose"):
+        publish(failing, files)
+    assert everything(sink) == {*(file.final for file in files if file != files[7]), files[7].staged}
+    publish(sink, files)
+    assert visible(sink) == {file.final for file in files}
+
+
+@pytest.mark.parametrize("mode", ["before", "unknown", "after"])
+def test_a_rename_that_fails_before_or_after_it_happened_is_repeated(sink: LocalStorage, mode: str) -> None:
+    files = [sink_file(1, number) for number in range(3)]
+    stage(sink, *files)
+    lying = FaultyStorage(
+        f"faulty+file://{sink.root}", {"fail_pattern": "^rename", "fail_mode": mode, "fail_times": "2"}
+    )
+    with pytest.raises(StorageError, match="fails on purpose"):
+        publish(lying, files)
+    publish(lying, files)
+    assert everything(sink) == {file.final for file in files}
 
 
 def test_publishing_may_be_repeated_from_any_point(sink: LocalStorage) -> None:

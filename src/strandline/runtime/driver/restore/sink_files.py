@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile
 from strandline.checkpoint.restore import ListedSinkFile, SinkRecovery
 from strandline.errors import DirectoryNotOursError, MetadataError, NotFoundError
 from strandline.storage import Storage
+
+RENAMES_AT_ONCE = 16
 
 _FINAL = re.compile(r"part-(?P<job>.+)-(?P<batch>\d{20})-[0-9a-f]{32}\.parquet")
 
@@ -29,17 +32,26 @@ def check_names(metadata: CheckpointMetadata) -> None:
 
 
 def publish(storage: Storage, files: Iterable[SinkFile]) -> None:
-    """Make staged files visible by renaming them. May be repeated: published files stay as they are."""
-    for file in files:
-        try:
-            storage.rename(file.staged, file.final)
-        except NotFoundError:
-            if not storage.exists(file.final):
-                raise NotFoundError(
-                    f"{storage.url}: neither the staged file {file.staged} nor {file.final} is there, though a "
-                    f"completed checkpoint covers its {file.rows} rows. Bring the file back, or restore an older "
-                    "checkpoint."
-                ) from None
+    """Make staged files visible by renaming them. May be repeated: published files stay as they are.
+
+    An object store copies a file to rename it, so many files are renamed at the same time. If one cannot be published,
+    the others are, and its error is raised.
+    """
+    with ThreadPoolExecutor(RENAMES_AT_ONCE, thread_name_prefix="publish") as pool:
+        renamed = [pool.submit(_publish_one, storage, file) for file in files]
+    for one in renamed:
+        one.result()
+
+
+def _publish_one(storage: Storage, file: SinkFile) -> None:
+    try:
+        storage.rename(file.staged, file.final)
+    except NotFoundError:
+        if not storage.exists(file.final):
+            raise NotFoundError(
+                f"{storage.url}: neither the staged file {file.staged} nor {file.final} is there, though a completed "
+                f"checkpoint covers its {file.rows} rows. Bring the file back, or restore an older checkpoint."
+            ) from None
 
 
 def _listed(storage: Storage, sink: str, job: str) -> tuple[list[ListedSinkFile], list[str]]:

@@ -13,10 +13,13 @@ import typer
 from rich.console import Console
 
 from strandline.errors import ConfigError
+from strandline_bench import plot
+from strandline_bench.chaos import soak, two_drivers
 from strandline_bench.chaos.machine import Machine, Trial
 from strandline_bench.chaos.plan import SINKS, STORIES, WEIGHTS, Variant, variants
 from strandline_bench.chaos.trial_report import failure, report, show, show_failure
 from strandline_bench.chaos.trials import run_trials
+from strandline_bench.cli import ProgressOnStderr
 
 app = typer.Typer(
     help="Break a running job on purpose, and check that nothing is lost.",
@@ -92,6 +95,49 @@ def repeat_command(
                 _tell(trial, len(done), Console(stderr=True))
     _print(report(done, seed), as_json)
     if any(trial.verdict != "survived" for trial in done):
+        raise typer.Exit(1)
+
+
+@app.command("two-drivers")
+def two_drivers_command(
+    minutes: Annotated[float, typer.Option(help="How long the drivers are disturbed.")] = 3,
+    seed: Annotated[int, typer.Option(help="Decides about input, stops and kills.")] = 7,
+    changelog: Annotated[bool, typer.Option("--changelog/--no-changelog", help="Whether the changelog is on.")] = False,
+    work_dir: WorkDir = None,
+    as_json: Json = False,
+) -> None:
+    """Two drivers of one job, stopped (SIGSTOP) and continued at random: one truth at the end."""
+    result = two_drivers.run(minutes, seed, changelog=changelog, work_dir=work_dir)
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        two_drivers.show(result, Console())
+    if result["problems"]:
+        raise typer.Exit(1)
+
+
+@app.command("soak")
+def soak_command(
+    minutes: Annotated[float, typer.Option(help="How long rows arrive.")] = 60,
+    seed: Annotated[int, typer.Option(help="Decides about input and victims.")] = 7,
+    kill_every: Annotated[float, typer.Option(help="Seconds between two kills.")] = 60,
+    changelog: Annotated[bool, typer.Option("--changelog/--no-changelog", help="Whether the changelog is on.")] = True,
+    picture: Annotated[Path | None, typer.Option("--plot", help="Draw all samples over time: a PNG file.")] = None,
+    work_dir: WorkDir = None,
+    as_json: Json = False,
+) -> None:
+    """Steady load and a kill every minute: memory, threads, handles, files and recovery times must stay flat."""
+    if picture is not None:
+        plot.check_available(picture)
+    with ProgressOnStderr() as progress:
+        result = soak.run(minutes, seed, progress.say, kill_every=kill_every, changelog=changelog, work_dir=work_dir)
+    if picture is not None:
+        soak.draw(result, picture)
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        soak.show(result, Console())
+    if result["problems"]:
         raise typer.Exit(1)
 
 

@@ -163,6 +163,12 @@ class Machine:
                 yield self.run(Plan(0, variant, "none", self._folder(), Control(journal=True)))
         yield self.run(draw(seed, variant, kind, self._journals.known.get(variant, []), self._folder()))
 
+    def finish(self, plan: Plan) -> Trial:
+        """Start the job of a plan afresh, after something else was done to it, and look at everything that is left."""
+        worker = self._ready_worker()
+        prepare(worker.folder, plan.control)
+        return self._judged(plan, Task(plan, finish=True), worker)
+
     def _folder(self) -> str:
         self._number += 1
         return str(self._home / f"trial-{self._number}")
@@ -173,14 +179,17 @@ class Machine:
         """Carry a trial out, and judge it. The files of a trial that failed are kept."""
         worker = self._ready_worker()
         prepare(worker.folder, plan.control)
+        return self._judged(plan, Task(plan), worker)
+
+    def _judged(self, plan: Plan, task: Task, worker: _Worker) -> Trial:
         began = time.monotonic()
         watch = _Watch(plan, worker)
         try:
-            outcome, stuck = self._outcome(plan, watch)
+            outcome, stuck = self._outcome(task, watch)
             problems = [*outcome.problems, *([] if stuck else self._left_processes())]
         finally:
             watch.wake()
-        if plan.kind == "none" and not stuck:
+        if plan.control.journal and not stuck:
             self._journals.known[plan.variant] = (worker.folder / "journal").read_text().splitlines()
         verdict: Verdict = "survived"
         if stuck or problems or outcome.deaths:
@@ -214,9 +223,8 @@ class Machine:
         self._current.end()
         self._current = None
 
-    def _outcome(self, plan: Plan, watch: _Watch) -> tuple[Outcome, bool]:
+    def _outcome(self, task: Task, watch: _Watch) -> tuple[Outcome, bool]:
         """What the worker says, and whether it had to be killed because it said nothing."""
-        task = Task(plan)
         while True:
             worker = self._current or self._ready_worker()
             worker.send(task)
@@ -234,7 +242,7 @@ class Machine:
                 self._end_worker()
                 if told or task.finish:
                     return Outcome(told or ["the driver ended twice"]), False
-                task = Task(plan, finish=True)
+                task = Task(task.plan, finish=True)
                 continue
             return Outcome([self._stuck_text(worker)]), True
 

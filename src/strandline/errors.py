@@ -87,6 +87,10 @@ class DamagedFileError(CheckpointError):
     """A file of a checkpoint is missing, or its size or checksum is wrong."""
 
 
+class SinkFilesMissingError(CheckpointError):
+    """Rows that a checkpoint covers are not in the folder of a sink any more, so the checkpoint cannot be restored."""
+
+
 class IncompatibleCheckpointError(CheckpointError):
     """The checkpoint belongs to another job, or to a job of another shape."""
 

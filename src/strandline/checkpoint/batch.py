@@ -19,6 +19,11 @@ def first_batch(generation: int) -> int:
     return generation * BATCHES_PER_GENERATION
 
 
+def generation_of(batch: int) -> int:
+    """The generation of a batch that Spark called for."""
+    return batch // BATCHES_PER_GENERATION
+
+
 class Round(NamedTuple):
     """One attempt to prepare and commit a batch. A message about a round that is not the current one is stale."""
 

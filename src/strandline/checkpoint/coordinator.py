@@ -42,11 +42,11 @@ class JobShape:
 class CheckpointCoordinator:
     """Decides about the checkpoints of one generation of a job.
 
-    The caller completes a checkpoint in this order: `prepare_completion` (registers the files), write `_metadata`, win
-    the log entry, publish the sink rows, `confirm_completion`, delete what it returns. One checkpoint completes at a
-    time. If `_metadata` cannot be written, the caller calls `fail`. Once the caller has tried to create the log entry,
-    only that entry decides: if it is ours, confirm; if it is another driver's, stop without another call. All times are
-    seconds of one clock, which the caller chooses.
+    The caller completes a checkpoint in this order: `prepare_completion` (registers the files), write `_metadata`,
+    `enter`, win the log entry, publish the sink rows, `confirm_completion`, delete what it returns. One checkpoint
+    completes at a time. If `_metadata` cannot be written, the caller calls `fail`. After `enter` only the log entry
+    decides: if it is ours, confirm; if it is another driver's, or its outcome stays unknown, stop without another call.
+    All times are seconds of one clock, which the caller chooses.
     """
 
     def __init__(
@@ -219,10 +219,11 @@ class CheckpointCoordinator:
     def fail(self, checkpoint_id: int, reason: str, now: float) -> FailDecision:
         """Give up a pending checkpoint. Returns its uploads for deletion, and whether the run must fail.
 
-        Not allowed once its log entry may have been created. An id that is not pending changes nothing.
+        An id that is not pending changes nothing, and neither does a checkpoint whose log entry may exist: it can only
+        be finished.
         """
         pending = self._pending.get(checkpoint_id)
-        if pending is None:
+        if pending is None or pending.entered:
             return FailDecision()
         delete = self._abort([pending], reason, now)
         if pending.kind == "checkpoint":
@@ -308,6 +309,16 @@ class CheckpointCoordinator:
         duplicates = self._registry.unused(pending.uploads()) if pending.kind == "checkpoint" else ()
         return CompletionPlan(metadata, duplicates, retained, dropped)
 
+    def enter(self, checkpoint_id: int) -> None:
+        """Record that the caller is about to create the log entry: from now on the checkpoint cannot fail.
+
+        Raises `CheckpointError` if the completion was not prepared.
+        """
+        pending = self._pending.get(checkpoint_id)
+        if pending is None or not pending.completing:
+            raise CheckpointError(f"Checkpoint {checkpoint_id} cannot be entered: its completion was not prepared.")
+        pending.entered = True
+
     def confirm_completion(self, checkpoint_id: int, now: float, path: str | None = None) -> CompletionDecision:
         """Record that the log entry is won, so that the checkpoint is complete. Returns what to abort and to delete.
 
@@ -348,6 +359,8 @@ class CheckpointCoordinator:
     def drop_all(self) -> CompletionDecision:
         """Drop every retained checkpoint, because the job is cancelled and must leave no files behind."""
         dropped, self._retained = self._retained, ()
+        if self._completing is not None:  # its log entry may exist
+            dropped = (*dropped, self._completing)
         delete = [handle for gone in dropped for handle in self._registry.drop(gone)]
         return CompletionDecision(dropped[-1] if dropped else 0, dropped=dropped, delete=tuple(delete))
 

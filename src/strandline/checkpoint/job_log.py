@@ -167,6 +167,8 @@ class JobLog:
     """Checkpoints in the job's folder that belong to the user."""
     began: float | None = None
     """When the generation began; None if an older release wrote the newest entry."""
+    nonce: str = ""
+    """The nonce of the last entry, which says who wrote it."""
 
     @classmethod
     def replay(cls, entries: Iterable[Entry]) -> JobLog:
@@ -310,6 +312,7 @@ class JobLog:
                 dropped=entry.dropped,
                 released=entry.released,
                 began=entry.time,
+                nonce=entry.nonce,
             )
         if entry.checkpoint_id not in entry.retained or set(entry.retained) & set(entry.dropped):
             raise self._contradiction(
@@ -326,6 +329,7 @@ class JobLog:
             dropped=entry.dropped,
             released=entry.released,
             began=entry.began,
+            nonce=entry.nonce,
         )
 
     def _contradiction(self, entry: Entry, what: str) -> CheckpointError:

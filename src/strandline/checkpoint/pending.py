@@ -50,7 +50,9 @@ class PendingCheckpoint:
     known_paths: set[str] = field(default_factory=set)
     """Paths that the checkpoint may refer to: files uploaded for it, and those in `SubtaskAck.beforehand`."""
     completing: bool = False
-    """Its files are registered. From now on the job's log decides whether it completes."""
+    """Its files are registered, and its metadata is being written."""
+    entered: bool = False
+    """Its log entry may exist. From now on only the job's log decides whether it is complete."""
 
     @property
     def ready(self) -> bool:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from strandline.checkpoint.batch import generation_of
 from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile, SubtaskState
 from strandline.errors import IncompatibleCheckpointError
 
@@ -99,6 +100,11 @@ class ListedSinkFile:
     published: bool
     """True if readers see the file, False if it is staged."""
 
+    @property
+    def generation(self) -> int:
+        """The generation that wrote the file."""
+        return generation_of(self.batch)
+
 
 @dataclass(frozen=True, slots=True)
 class SinkRecovery:
@@ -116,9 +122,15 @@ class SinkRecovery:
     """Published files without any checkpoint that could have published them. The user must decide what they are."""
 
     @classmethod
-    def plan(cls, metadata: CheckpointMetadata | None, listing: Iterable[ListedSinkFile]) -> SinkRecovery:
-        """Compare the files in the sinks with the checkpoint. Without a checkpoint nothing is withdrawn."""
-        listed = list(listing)
+    def plan(
+        cls, metadata: CheckpointMetadata | None, listing: Iterable[ListedSinkFile], generation: int | None = None
+    ) -> SinkRecovery:
+        """Compare the files in the sinks with the checkpoint. Without a checkpoint nothing is withdrawn.
+
+        `generation` is the one that recovers the sinks. It leaves alone what later generations wrote: a driver that
+        was stopped for long may come here after others have taken over.
+        """
+        listed = [file for file in listing if generation is None or file.generation < generation]
         staged = {(file.sink, file.name): file for file in listed if not file.published}
         published = {(file.sink, file.name): file for file in listed if file.published}
         if metadata is None:

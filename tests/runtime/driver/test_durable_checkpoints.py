@@ -10,28 +10,39 @@ import pytest
 from strandline.checkpoint.decisions import CompletionPlan
 from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SinkFile
 from strandline.errors import CheckpointError, FencedError, StorageError
-from strandline.runtime.driver.durable_checkpoints import PUBLISH_TRIES, DurableCheckpoints
+from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.restore.job_log import JobLogStore
+from strandline.runtime.driver.restore.retries import Retries
 from strandline.runtime.driver.restore.takeover import Claim
 from strandline.storage import JobPaths
 from strandline.storage.local import LocalStorage
 from tests.factories import checkpoint_metadata
 
 PATHS = JobPaths("visits")
+TRIES = 4
 FILE = SinkFile("out", "_staged/part-1", "part-1", rows=1, size=4)
 
 
 class Unsteady(LocalStorage):
-    """Fails the next calls of `rename` and `delete`."""
+    """Fails the next calls of `create` and `rename`, before or after they take effect, or all of `delete`."""
 
     failures = 0
+    outcome = "before"
+    delete_failures = False
+
+    def create(self, path: str, data: bytes) -> None:
+        if self.outcome == "after" and self.failures:
+            super().create(path, data)
+        self._fail()
+        super().create(path, data)
 
     def rename(self, source: str, target: str) -> None:
         self._fail()
         super().rename(source, target)
 
     def delete(self, paths: Iterable[str]) -> None:
-        self._fail()
+        if self.delete_failures:
+            raise StorageError("storage deletes nothing")
         super().delete(paths)
 
     def _fail(self) -> None:
@@ -46,12 +57,11 @@ class Driver:
     def __init__(self, root: Path) -> None:
         self.storage = Unsteady(str(root / "checkpoints"))
         self.sink = Unsteady(str(root / "out"))
-        self.store = JobLogStore(self.storage, PATHS)
+        self.store = JobLogStore(self.storage, PATHS, retries=Retries(TRIES, first_pause=0), kept_entries=3)
         self.store.load()
         self.store.take_over()
-        self.pauses: list[float] = []
         claim = Claim(self.storage, PATHS, self.store, {"out": self.sink}, None)
-        self.durable = DurableCheckpoints(claim, sleep=self.pauses.append)
+        self.durable = DurableCheckpoints(claim)
 
     def complete(self, metadata: CheckpointMetadata) -> None:
         self.durable.write_metadata(metadata)
@@ -89,30 +99,55 @@ def test_a_driver_that_was_taken_over_completes_and_deletes_nothing(driver: Driv
         driver.complete(checkpoint_metadata(2))
     with pytest.raises(FencedError):
         driver.durable.delete_all([1], [])
+    driver.durable.tidy_up([FileHandle(PATHS.metadata(1), 5, "crc32:00000000")], [1])
     assert driver.storage.exists(PATHS.metadata(1))
 
 
 def test_publishing_is_tried_again_and_then_fails(driver: Driver) -> None:
     driver.sink.write(FILE.staged, b"rows")
-    driver.sink.failures = PUBLISH_TRIES
+    driver.sink.failures = TRIES
     with pytest.raises(StorageError):
         driver.durable.publish([FILE])
-    assert len(driver.pauses) == PUBLISH_TRIES - 1
-    driver.sink.failures = PUBLISH_TRIES - 1
+    driver.sink.failures = TRIES - 1
     driver.durable.publish([FILE])
     driver.durable.publish(iter([FILE]))
     assert driver.sink.read(FILE.final) == b"rows"
 
 
-def test_a_deletion_that_fails_leaves_orphans_and_raises_nothing(driver: Driver) -> None:
-    path = f"{PATHS.root}/shared/one"
-    driver.storage.write(path, b"state")
-    handle = FileHandle(path, 5, "crc32:00000000")
-    driver.storage.failures = 1
-    driver.durable.delete_files([handle])
-    assert driver.storage.exists(path)
-    driver.durable.delete_files([handle])
-    assert not driver.storage.exists(path)
+@pytest.mark.parametrize("outcome", ["before", "after"])
+def test_metadata_and_log_entry_survive_passing_errors_whatever_took_effect(driver: Driver, outcome: str) -> None:
+    driver.storage.outcome = outcome
+    driver.storage.failures = TRIES - 1
+    driver.durable.write_metadata(checkpoint_metadata(1))
+    driver.storage.failures = TRIES - 1
+    driver.durable.win_log_entry(CompletionPlan(checkpoint_metadata(1), (), (1,), ()))
+    assert driver.storage.failures == 0 or outcome == "after"
+    assert driver.store.load().retained == (1,)
+
+
+def test_trimming_the_log_fails_nothing_and_is_made_up_for(driver: Driver) -> None:
+    for number in range(1, 8):
+        driver.durable.write_metadata(checkpoint_metadata(number))
+        driver.storage.delete_failures = number in (4, 5, 6)
+        driver.durable.win_log_entry(CompletionPlan(checkpoint_metadata(number), (), (number,), ()))
+    assert len(list(driver.storage.list(PATHS.log_dir))) == 3
+
+
+def test_what_cannot_be_deleted_is_deleted_with_the_next_ones(driver: Driver) -> None:
+    paths = [f"{PATHS.root}/shared/{name}" for name in ("one", "two")]
+    for path in paths:
+        driver.storage.write(path, b"state")
+    one, two = (FileHandle(path, 5, "crc32:00000000") for path in paths)
+    driver.complete(checkpoint_metadata(1))
+    driver.storage.delete_failures = True
+    driver.durable.tidy_up([one], [1])
+    assert driver.storage.exists(one.path)
+    assert driver.storage.exists(PATHS.metadata(1))
+    driver.storage.delete_failures = False
+    driver.durable.tidy_up([two])
+    assert not driver.storage.exists(one.path)
+    assert not driver.storage.exists(two.path)
+    assert not driver.storage.exists(PATHS.metadata(1))
 
 
 def test_after_all_checkpoints_are_deleted_the_job_begins_anew(driver: Driver) -> None:

@@ -18,6 +18,10 @@ class CheckpointInterruptedError(CheckpointError):
     """A checkpoint was aborted because a slot was lost. The same request can succeed once the slot is back."""
 
 
+class CheckpointFailedError(CheckpointError):
+    """A checkpoint failed by itself. If the job tolerates that, the same request can succeed."""
+
+
 def take_with_retries(
     request: Callable[[], Future[CheckpointStats] | None],
     heal: Callable[[], None] | None,

@@ -18,6 +18,7 @@ from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import CheckpointError, FencedError, SlotLostError, StrandlineError
 from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs, CommittedBatch, Inputs
 from strandline.runtime.driver.checkpoint_requests import (
+    CheckpointFailedError,
     CheckpointInterruptedError,
     SavepointRequests,
     Waiters,
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 FENCE_CHECK_EVERY = 5.0
 SLOTS_MISSING_PAUSE = 0.1
+RETRY_PAUSE = 0.2
+"""How many seconds pass before a checkpoint that failed is taken again on request."""
 
 
 class Checkpoints:
@@ -89,6 +92,7 @@ class Checkpoints:
         with self._wake:
             self._closed = True
             self._wake.notify_all()
+        self._durable.hurry()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
         with self._wake:
@@ -96,16 +100,17 @@ class Checkpoints:
             self._abort(decision, CheckpointError("the run ended"))
             self._refuse(CheckpointError("the run ended"))
         self._cluster.listener = None
-        if not isinstance(self.failure, FencedError):
-            self._durable.delete_files(decision.delete)
+        self._durable.tidy_up(decision.delete)
 
     def delete_all(self) -> None:
         """Take no more checkpoints, and delete every checkpoint of the job."""
         with self._lock:
             self._closed = True
             self._wake.notify_all()
+        self._durable.hurry()
         self._thread.join()
-        decision = self._coordinator.drop_all()
+        with self._lock:
+            decision = self._coordinator.drop_all()
         self._durable.delete_all(decision.dropped, decision.delete)
 
     # --- facts from outside --------------------------------------------------------------------------
@@ -123,7 +128,7 @@ class Checkpoints:
             decision = self._coordinator.fail_all("a slot was lost and replaced", time.time())
             self._abort(decision, CheckpointInterruptedError("a slot was lost while the checkpoint was taken"))
             self._wake.notify_all()
-        self._durable.delete_files(decision.delete)
+        self._durable.tidy_up(decision.delete)
 
     def acknowledge(self, news: Acknowledgement) -> None:
         if news.generation == self._shape.generation:
@@ -133,7 +138,7 @@ class Checkpoints:
         with self._wake:
             decision = self._coordinator.acknowledge(checkpoint_id, ack.state.operator, ack.state.subtask, ack)
             self._wake.notify_all()
-        self._durable.delete_files(decision.delete)
+        self._durable.tidy_up(decision.delete)
 
     def decline(self, news: Decline) -> None:
         if news.generation != self._shape.generation:
@@ -174,7 +179,21 @@ class Checkpoints:
         with self._lock:
             all_covered = self._inputs.all_covered
         if not all_covered:
-            self.take(heal)
+            self.take_tolerantly(heal)
+
+    def take_tolerantly(self, heal: Callable[[], None] | None = None) -> CheckpointStats | None:
+        """Like `take`, but a checkpoint that fails is taken again, as long as the job tolerates its failures.
+
+        Raises the failure of the generation once it does not.
+        """
+        while True:
+            try:
+                return self.take(heal)
+            except CheckpointFailedError:
+                with self._wake:
+                    self._wake.wait_for(lambda: self._closed or self.failure is not None, RETRY_PAUSE)
+                    if self.failure is not None:
+                        raise self.failure from None
 
     # --- the thread ----------------------------------------------------------------------------------
 
@@ -203,13 +222,17 @@ class Checkpoints:
             self._give_up(error)
         except Exception as error:
             log.exception("job %s: checkpointing failed", self._shape.job)
-            self._give_up(CheckpointError(f"job {self._shape.job}: {type(error).__name__}: {error}"))
+            self._give_up(StrandlineError(f"job {self._shape.job}: {type(error).__name__}: {error}"))
 
     def _give_up(self, error: StrandlineError) -> None:
-        """The checkpoint thread ends with `error`, and the run with it."""
+        """The checkpoint thread ends with `error`, and the generation with it.
+
+        Nobody but the callers who wait is told. `close` aborts the checkpoints that have no entry in the job's log.
+        """
         with self._wake:
             self.failure = error
-            self._abort(FailDecision(failed=self._waiters.begun), error)
+            for future in self._waiters.end(self._waiters.begun):
+                future.set_exception(error)
             self._refuse(error)
 
     def _refuse(self, error: StrandlineError) -> None:
@@ -289,7 +312,8 @@ class Checkpoints:
         """Complete a checkpoint that every subtask has acknowledged.
 
         The order makes every step repeatable after a crash: register the shared files, write `_metadata`, win the log
-        entry, publish the sink files, then delete what the checkpoint replaces.
+        entry, publish the sink files, then delete what the checkpoint replaces. Until `_metadata` is written, an error
+        fails the checkpoint.
         """
         target = self._savepoints.target(checkpoint_id)
         try:
@@ -308,12 +332,21 @@ class Checkpoints:
                 # A task manager that missed this message may have built the failed checkpoint on an older one.
                 self._cluster.checkpoint_completed(self._last_completion)
             return
+        self._finish(plan)
+
+    def _finish(self, plan: CompletionPlan) -> None:
+        """Enter a checkpoint into the job's log and carry out what follows from that.
+
+        From the first try to write the entry on, the checkpoint can only be finished: by this generation, or by the
+        takeover of the next one. So an error here ends the generation, and nobody is told that the checkpoint failed.
+        """
+        with self._lock:
+            self._coordinator.enter(plan.metadata.checkpoint_id)
         self._durable.win_log_entry(plan)
         self._durable.publish(plan.metadata.sink_files)
         decision = self._confirm(plan.metadata)
         self._announce(plan)
-        self._durable.delete_files(decision.delete)
-        self._durable.delete_metadata(decision.dropped)
+        self._durable.tidy_up(decision.delete, decision.dropped)
 
     def _plan_completion(self, checkpoint_id: int) -> CompletionPlan | None:
         """Register the files of a checkpoint and make its metadata; None if it was aborted since it became ready."""
@@ -373,11 +406,11 @@ class Checkpoints:
             if not decision.failed:
                 return
             log.warning("job %s: %s", self._shape.job, decision.reason)
-            self._abort(decision, CheckpointError(decision.reason))
+            self._abort(decision, CheckpointFailedError(decision.reason))
             if decision.run_must_fail:
                 self.failure = self.failure or StrandlineError(f"job {self._shape.job}: {decision.reason}")
             self._wake.notify_all()
-        self._durable.delete_files(decision.delete)
+        self._durable.tidy_up(decision.delete)
 
     def _abort(self, decision: FailDecision, error: StrandlineError) -> None:
         """Forget failed checkpoints, and tell everybody who waits for them. The caller holds the lock."""

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Iterable
+from functools import partial
 
 from strandline.checkpoint.decisions import CompletionPlan
 from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SinkFile, encode
-from strandline.errors import AlreadyExistsError, CheckpointError, StorageError
+from strandline.errors import AlreadyExistsError, CheckpointError, FencedError, StorageError
 from strandline.runtime.driver.restore.sink_files import publish
 from strandline.runtime.driver.restore.takeover import Claim
 from strandline.storage.external import delete_files
 
 log = logging.getLogger(__name__)
 
-PUBLISH_TRIES = 4
+MOST_LEFT_OVER = 100_000
+"""How many files wait at most until they can be deleted. What is beyond that is left to `strandline gc`."""
 
 
 class DurableCheckpoints:
-    """Carries out the steps of a completion in storage. `Checkpoints` calls them, in order."""
+    """Carries out the steps of a completion in storage. `Checkpoints` calls them, in order.
 
-    def __init__(self, claim: Claim, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._sleep = sleep
+    Steps that must happen are tried several times. Deleting is never urgent: what cannot be deleted is deleted later.
+    """
+
+    def __init__(self, claim: Claim) -> None:
+        self._retries = claim.store.retries
         self._job_log = claim.store
         self._storage = claim.storage
         self._paths = claim.paths
         self._sinks = claim.sinks
+        self._deleting = threading.Lock()
+        self._left_over: list[str] = []
+        """Files that could not be deleted yet."""
+
+    def hurry(self) -> None:
+        """The generation ends: do not pause between tries any more."""
+        self._retries.hurry()
 
     def location(self, checkpoint_id: int) -> str:
         """Where the metadata of a checkpoint is, as a user would write it."""
@@ -38,15 +50,22 @@ class DurableCheckpoints:
         Raises `FencedError` or `CheckpointError` if another driver wrote a checkpoint with this id.
         """
         path, data = self._paths.metadata(metadata.checkpoint_id), encode(metadata)
-        try:
-            self._storage.create(path, data)
-        except AlreadyExistsError:
-            if self._storage.read(path) != data:
-                self.check_not_fenced()
-                raise CheckpointError(f"{self._storage.url}/{path} was written by another driver") from None
+
+        def attempt() -> None:
+            try:
+                self._storage.create(path, data)
+            except AlreadyExistsError:
+                if self._storage.read(path) != data:
+                    self.check_not_fenced()
+                    raise CheckpointError(f"{self._storage.url}/{path} was written by another driver") from None
+
+        self._retries.call(f"job {self._paths.job}: writing {path}", attempt)
 
     def win_log_entry(self, plan: CompletionPlan) -> None:
-        """Win the next entry of the job's log: from then on the checkpoint exists. Raises `FencedError`."""
+        """Win the next entry of the job's log: from then on the checkpoint exists.
+
+        Raises `FencedError`, or `UnknownOutcomeError` if storage does not say whether the entry was written.
+        """
         number = plan.metadata.checkpoint_id
         self._job_log.complete(
             number, self._paths.metadata(number), plan.metadata.batch_id, plan.retained, plan.dropped
@@ -58,41 +77,41 @@ class DurableCheckpoints:
         The log entry is won, so this has to happen. If storage refuses, the run fails and its restart publishes them.
         """
         files = list(files)
-        for attempt in range(PUBLISH_TRIES):
-            try:
-                for sink, storage in self._sinks.items():
-                    publish(storage, [file for file in files if file.sink == sink])
-                return
-            except StorageError as error:
-                if attempt == PUBLISH_TRIES - 1:
-                    raise
-                log.warning("job %s: publishing failed and is tried again: %s", self._paths.job, error)
-                self._sleep(0.2 * 2**attempt)
+        for sink, storage in self._sinks.items():
+            of_sink = [file for file in files if file.sink == sink]
+            self._retries.call(f"job {self._paths.job}: publishing", partial(publish, storage, of_sink))
 
-    def delete_files(self, handles: Iterable[FileHandle]) -> None:
-        """Delete files that no checkpoint needs. A failure leaves the files behind and is only logged."""
-        self._try_to_delete([handle.path for handle in handles])
+    def tidy_up(self, handles: Iterable[FileHandle], dropped: Iterable[int] = ()) -> None:
+        """Delete files that no checkpoint needs, and then the metadata of dropped checkpoints.
 
-    def delete_metadata(self, checkpoint_ids: Iterable[int]) -> None:
-        """Delete the metadata of dropped checkpoints. A failure leaves it behind and is only logged."""
-        self._try_to_delete([self._paths.metadata(dropped) for dropped in checkpoint_ids])
-
-    def _try_to_delete(self, paths: list[str]) -> None:
-        if not paths:
+        A failure is only logged, and the files are deleted with the next ones. A driver that was taken over deletes
+        nothing.
+        """
+        doomed = [handle.path for handle in handles] + [self._paths.metadata(number) for number in dropped]
+        if not doomed:
             return
+        with self._deleting:
+            doomed, self._left_over = self._left_over + doomed, []
         try:
-            delete_files(self._storage, paths)
+            self.check_not_fenced()
+            metadata = [path for path in doomed if self._paths.parse_metadata(path) is not None]
+            delete_files(self._storage, [path for path in doomed if self._paths.parse_metadata(path) is None])
+            self._storage.delete(metadata)
+        except FencedError as error:
+            log.warning("job %s: %d files are left to the other driver: %s", self._paths.job, len(doomed), error)
         except StorageError as error:
-            log.warning("job %s: could not delete %d files: %s", self._paths.job, len(paths), error)
+            log.warning("job %s: %d files are deleted later: %s", self._paths.job, len(doomed), error)
+            with self._deleting:
+                self._left_over = (self._left_over + doomed)[-MOST_LEFT_OVER:]
 
     def delete_all(self, dropped: Iterable[int], handles: Iterable[FileHandle]) -> None:
         """Delete every checkpoint of the job. Raises `FencedError` if another driver has taken the job over.
 
-        The log entry comes first: after it no driver goes on from a checkpoint that is being deleted.
+        The log entry comes first: after it no driver goes on from a checkpoint that is being deleted. The next start
+        deletes what cannot be deleted now.
         """
         self._job_log.forget_all()
-        self.delete_files(handles)
-        self._storage.delete([self._paths.metadata(number) for number in dropped])
+        self.tidy_up(handles, dropped)
 
     def check_not_fenced(self) -> None:
         """Raises `FencedError` if another driver has taken the job over."""

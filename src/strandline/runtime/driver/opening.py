@@ -161,8 +161,10 @@ class _Opening:
     def claim(self) -> _Claimed:
         """Win a takeover in the job's log. From here on every other driver of the job is fenced."""
         self._check_fencing()
-        claim = take_over(self._storage, self._run.cluster.run.storage, self._wanted, self._after)
-        self._run.on_claim(claim.generation)
+        info = self._run.cluster.run
+        claim = take_over(
+            self._storage, info.storage, self._wanted, self._after, run=info.run_id, on_won=self._run.on_claim
+        )
         start = f"checkpoint {claim.restored.checkpoint_id}" if claim.restored else "the start"
         log.info("job %s: generation %d from %s", self._run.job, claim.generation, start)
         return _Claimed(claim, self._coordinator(claim))

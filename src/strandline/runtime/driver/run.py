@@ -22,6 +22,7 @@ from strandline.errors import (
 )
 from strandline.progress import Step
 from strandline.runtime.driver.batches import FATAL
+from strandline.runtime.driver.checkpoint_requests import CheckpointFailedError, CheckpointInterruptedError
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.cluster_setup import absolute_location, make_cluster
 from strandline.runtime.driver.figures import RunFigures, RunProcesses, RunSummary, run_processes
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 
 FINAL_ERRORS = (*FATAL, FencedError, ConfigError, CheckpointError)
 """Errors that end the run: after a restart they would occur again."""
+PASSING_ERRORS = (DamagedFileError, CheckpointInterruptedError, CheckpointFailedError)
+"""Errors among those that do not end a run: a restart restores an older checkpoint, or takes the checkpoint again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +176,8 @@ class Run:
                         continue
                     generation = self._generation or generation
                 if failure is None:
-                    self._finish(generation)
-                elif not self._restart(generation, failure):
+                    failure = self._finish(generation)
+                if failure is not None and not self._restart(generation, failure):
                     return
         except BaseException as error:
             log.exception("job %s: the supervisor failed", self.name)
@@ -195,7 +198,7 @@ class Run:
             generation.batch_function.hold()
             request.held = time.time()
             request.step("taking a checkpoint")
-            generation.checkpoints.take(generation.heal)
+            generation.checkpoints.take_tolerantly(generation.heal)
             request.covered = time.time()
         except StrandlineError as error:
             request.result.set_exception(error)
@@ -226,19 +229,18 @@ class Run:
                 f"job {self.name}: not rescaled to {request.parallelism}: {type(error).__name__}: {error}"
             )
 
-    def _finish(self, generation: Generation) -> None:
-        """The source is drained. A last checkpoint makes all rows visible, and the run ends."""
+    def _finish(self, generation: Generation) -> StrandlineError | None:
+        """The source is drained. A last checkpoint makes all rows visible, and the run ends. Returns the failure."""
         try:
-            generation.checkpoints.take(generation.heal)
+            generation.checkpoints.take_tolerantly(generation.heal)
         except StrandlineError as error:
-            self._fail(error)
-            return
+            return error
         self._end(generation, RunStatus.FINISHED)
+        return None
 
     def _restart(self, generation: Generation, failure: StrandlineError) -> bool:
         """Go back to the last completed checkpoint. Returns False if the run ends instead."""
-        # If a slot found a damaged file while the job ran, the restart restores an older checkpoint.
-        final = isinstance(failure, FINAL_ERRORS) and not isinstance(failure, DamagedFileError)
+        final = isinstance(failure, FINAL_ERRORS) and not isinstance(failure, PASSING_ERRORS)
         while True:
             self._close_generation(generation)
             delay = None if final else self._strategy.after_failure(time.monotonic())
@@ -410,7 +412,7 @@ class Run:
 
         def finish(generation: Generation) -> None:
             generation.batch_function.hold()
-            generation.checkpoints.take(generation.heal)
+            generation.checkpoints.take_tolerantly(generation.heal)
             if savepoint_dir is not None:
                 made.append(self._savepoint(generation, savepoint_dir, format_, generation.heal))
 

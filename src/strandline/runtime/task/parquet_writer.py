@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from strandline.runtime.protocol.sink_names import new_final_name, staged_name
 from strandline.runtime.task.batch_properties import current_batch
 from strandline.state.disk_full import disk_full_error
 from strandline.storage import open_storage
@@ -19,8 +19,6 @@ MANIFEST = "sink string, staged string, final string, rows long, size long"
 _MANIFEST_ARROW = pa.schema(
     [("sink", pa.string()), ("staged", pa.string()), ("final", pa.string()), ("rows", pa.int64()), ("size", pa.int64())]
 )
-STAGING_FOLDER = "_strandline"
-"""The folder of staged files inside the folder of a sink. Readers skip folders whose name begins with `_`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +39,8 @@ class ParquetWriter:
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return
-        final = f"part-{self.job}-{task.batch:020d}-{uuid.uuid4().hex}.parquet"
-        staged = f"{STAGING_FOLDER}/{final}.staged"
+        final = new_final_name(self.job, task.batch)
+        staged = staged_name(final)
         with tempfile.TemporaryDirectory(prefix="strandline-sink-") as folder:
             local = Path(folder) / "rows.parquet"
             rows = 0

@@ -149,8 +149,7 @@ class Generation:
         self.durable.win_log_entry(plan)
         decision = self.coordinator.confirm_completion(number, self._now)
         self._confirmed = {file.identity: file.handle for _state, file in all_files(plan.metadata) if file.handle}
-        self.durable.delete_files(decision.delete)
-        self.durable.delete_metadata(decision.dropped)
+        self.durable.tidy_up(decision.delete, decision.dropped)
         return number
 
     def savepoint(self, directory: Path) -> str:
@@ -178,7 +177,7 @@ class Generation:
 
     def cancel(self) -> None:
         """End the job, and delete its checkpoints."""
-        self.durable.delete_files(self.coordinator.fail_all("cancelled", self._now).delete)
+        self.durable.tidy_up(self.coordinator.fail_all("cancelled", self._now).delete)
         decision = self.coordinator.drop_all()
         self.durable.delete_all(decision.dropped, decision.delete)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,11 +22,13 @@ from strandline.errors import (
     UnknownOutcomeError,
 )
 from strandline.runtime.driver.restore.job_log import KEPT_ENTRIES, JobLogStore
+from strandline.runtime.driver.restore.retries import Retries
 from strandline.storage import JobPaths
 from strandline.storage.local import LocalStorage
 from tests.examples import examples
 
 PATHS = JobPaths("visits")
+TRIES = 5
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where it exists, hundreds of entries need not wait for a disk."""
 
@@ -50,20 +52,19 @@ class UnsureStorage(LocalStorage):
             raise UnknownOutcomeError(f"{path}: the connection broke")
 
 
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
-
-
 @pytest.fixture
 def storage() -> Iterator[LocalStorage]:
     with tempfile.TemporaryDirectory(dir=MEMORY) as root:
         yield LocalStorage(root)
 
 
+def log_store(storage: LocalStorage, **options: Any) -> JobLogStore:
+    return JobLogStore(storage, PATHS, retries=Retries(TRIES, first_pause=0), **options)
+
+
 def driver(storage: LocalStorage, kept_entries: int = KEPT_ENTRIES) -> JobLogStore:
     """A driver that has just started."""
-    store = JobLogStore(storage, PATHS, kept_entries=kept_entries)
+    store = log_store(storage, kept_entries=kept_entries)
     store.load()
     store.take_over()
     return store
@@ -124,7 +125,7 @@ def test_a_restart_goes_on_with_its_own_generation_only(storage: LocalStorage) -
 
 
 def test_two_that_start_at_once_both_take_over_one_after_the_other(storage: LocalStorage) -> None:
-    one, other = JobLogStore(storage, PATHS), JobLogStore(storage, PATHS)
+    one, other = log_store(storage), log_store(storage)
     one.load()
     other.load()
     one.take_over()
@@ -156,7 +157,7 @@ def test_an_unknown_outcome_is_read_back(tmp_path: Path, doubts: list[str]) -> N
 def test_an_outcome_that_stays_unknown_is_an_error_and_nothing_is_deleted(tmp_path: Path) -> None:
     storage = UnsureStorage(str(tmp_path))
     store = driver(storage)
-    storage.doubts = ["before"] * 5
+    storage.doubts = ["before"] * TRIES
     with pytest.raises(UnknownOutcomeError, match="cannot tell whether the log entry was written"):
         complete(store)
     assert whole_log(storage).generation == 1
@@ -176,10 +177,9 @@ def test_a_rival_behind_an_unknown_outcome_is_found(tmp_path: Path) -> None:
 @given(data=st.data())
 def test_after_a_takeover_only_the_newest_generation_completes(data: st.DataObject) -> None:
     """Two drivers, each step of either at any time, each create perhaps with an unknown outcome."""
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir=MEMORY) as root:
-        patch.setattr(time, "sleep", lambda _seconds: None)
+    with tempfile.TemporaryDirectory(dir=MEMORY) as root:
         storages = [UnsureStorage(root), UnsureStorage(root)]
-        stores = [JobLogStore(storage, PATHS) for storage in storages]
+        stores = [log_store(storage) for storage in storages]
         owner: int | None = None
         begun: set[int] = set()
         completed: list[int] = []

@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from strandline.checkpoint.batch import first_batch
 from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile
-from strandline.errors import DirectoryNotOursError, MetadataError, NotFoundError, StorageError
-from strandline.runtime.driver.restore.sink_files import RENAMES_AT_ONCE, check_names, check_sink, publish, recover_sink
-from strandline.runtime.task.parquet_writer import STAGING_FOLDER
+from strandline.errors import (
+    DirectoryNotOursError,
+    FencedError,
+    MetadataError,
+    NotFoundError,
+    SinkFilesMissingError,
+    StorageError,
+)
+from strandline.runtime.driver.restore.sink_files import (
+    OWNER,
+    RENAMES_AT_ONCE,
+    check_names,
+    check_sink,
+    claim_sink,
+    publish,
+    recover_sink,
+)
+from strandline.runtime.protocol.sink_names import STAGING_FOLDER
 from strandline.storage.local import LocalStorage
 from strandline.testing.faults import FaultyStorage
+from tests.examples import examples
 from tests.factories import checkpoint_metadata
 
 JOB = "visits"
 SINK = "out"
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where it exists, hundreds of files need not wait for a disk."""
 
 
 def sink_file(batch: int, number: int = 0, job: str = JOB) -> SinkFile:
@@ -46,6 +70,18 @@ def visible(sink: LocalStorage) -> set[str]:
 
 def everything(sink: LocalStorage) -> set[str]:
     return {file.path for file in sink.list()}
+
+
+def recover(
+    sink: LocalStorage, restored: CheckpointMetadata | None, *, job: str = JOB, generation: int = 1 << 30
+) -> None:
+    """Recover the sink in a generation that nobody has taken over."""
+    recover_sink(sink, SINK, job, restored, generation, lambda: None)
+
+
+def output(sink: LocalStorage) -> set[str]:
+    """The job's files, visible or staged."""
+    return {path for path in everything(sink) if path.rsplit("/", 1)[-1].startswith("part-")}
 
 
 def test_publishing_makes_staged_rows_visible(sink: LocalStorage) -> None:
@@ -123,15 +159,15 @@ def test_recovery_publishes_what_is_covered_withdraws_what_came_after_and_clears
     stage(sink, old, covered, later, undecided)
     publish(sink, [old, later])
     for _ in range(2):
-        recover_sink(sink, SINK, JOB, checkpoint(7, [covered]))
-        assert everything(sink) == {old.final, covered.final}
+        recover(sink, checkpoint(7, [covered]))
+        assert output(sink) == {old.final, covered.final}
 
 
 def test_batches_are_told_apart_by_number_not_by_text(sink: LocalStorage) -> None:
     young, old = sink_file(2_000_000_010), sink_file(1_000_000_999)
     stage(sink, young, old)
     publish(sink, [young, old])
-    recover_sink(sink, SINK, JOB, checkpoint(1_999_999_999, []))
+    recover(sink, checkpoint(1_999_999_999, []))
     assert visible(sink) == {old.final}
 
 
@@ -140,17 +176,18 @@ def test_other_jobs_and_strangers_beside_a_running_job_are_left_alone(sink: Loca
     stage(sink, mine, other, staged := sink_file(10, job="other"))
     publish(sink, [mine, other])
     sink.write("notes.txt", b"")
-    recover_sink(sink, SINK, JOB, checkpoint(5, []))
-    assert everything(sink) == {other.final, staged.staged, "notes.txt"}
+    recover(sink, checkpoint(5, []))
+    assert output(sink) == {other.final, staged.staged}
+    assert sink.exists("notes.txt")
 
 
 def test_a_job_whose_name_begins_like_another_one_is_another_one(sink: LocalStorage) -> None:
     longer = sink_file(9, job=f"{JOB}-2024")
     stage(sink, longer)
     publish(sink, [longer])
-    recover_sink(sink, SINK, JOB, checkpoint(5, []))
+    recover(sink, checkpoint(5, []))
     assert visible(sink) == {longer.final}
-    recover_sink(sink, SINK, f"{JOB}-2024", checkpoint(5, []))
+    recover(sink, checkpoint(5, []), job=f"{JOB}-2024")
     assert visible(sink) == set()
 
 
@@ -167,7 +204,7 @@ def test_a_fresh_job_does_not_mind_hidden_files(sink: LocalStorage) -> None:
     sink.write(".part.crc", b"")
     sink.write("_temporary/0/x", b"")
     check_sink(sink, SINK, JOB, None)
-    recover_sink(sink, SINK, JOB, None)
+    recover(sink, None)
     assert everything(sink) == {"_SUCCESS", ".part.crc", "_temporary/0/x"}
 
 
@@ -197,7 +234,7 @@ def test_strangers_beside_published_rows_do_not_stop_a_restart(sink: LocalStorag
 
 def test_a_fresh_job_clears_what_an_earlier_life_staged(sink: LocalStorage) -> None:
     stage(sink, sink_file(1))
-    recover_sink(sink, SINK, JOB, None)
+    recover(sink, None)
     assert everything(sink) == set()
 
 
@@ -206,7 +243,7 @@ def test_recovery_that_cannot_publish_withdraws_nothing(sink: LocalStorage) -> N
     stage(sink, later)
     publish(sink, [later])
     with pytest.raises(NotFoundError):
-        recover_sink(sink, SINK, JOB, checkpoint(7, [sink_file(7)]))
+        recover(sink, checkpoint(7, [sink_file(7)]))
     assert visible(sink) == {later.final}
 
 
@@ -224,3 +261,162 @@ def test_a_checkpoint_that_would_publish_anything_but_the_jobs_own_files_is_refu
     check_names(checkpoint(1, [sink_file(1)]))
     with pytest.raises(MetadataError, match="gives no file such a name"):
         check_names(checkpoint(1, [SinkFile(SINK, staged, final, rows=1, size=1)]))
+
+
+def test_a_driver_leaves_alone_what_later_generations_wrote(sink: LocalStorage) -> None:
+    """It was stopped after its takeover, and another driver has taken the job over and published rows since."""
+    mine, newer, staged = (sink_file(first_batch(generation)) for generation in (2, 4, 5))
+    stage(sink, mine, newer, staged)
+    publish(sink, [mine, newer])
+    recover(sink, checkpoint(first_batch(1), []), generation=3)
+    assert output(sink) == {newer.final, staged.staged}
+
+
+def test_a_driver_that_was_taken_over_deletes_nothing(sink: LocalStorage) -> None:
+    later, staged = sink_file(8), sink_file(9)
+    stage(sink, later, staged)
+    publish(sink, [later])
+    before = everything(sink)
+
+    def fenced() -> None:
+        raise FencedError("another driver took the job over")
+
+    with pytest.raises(FencedError):
+        recover_sink(sink, SINK, JOB, checkpoint(7, []), 1, fenced)
+    assert everything(sink) == before
+
+
+def test_rows_that_an_older_driver_publishes_meanwhile_are_withdrawn_as_well(sink: LocalStorage) -> None:
+    later = sink_file(8)
+    stage(sink, later)
+    checks = [lambda: publish(sink, [later]), lambda: None]
+    recover_sink(sink, SINK, JOB, checkpoint(7, []), 1, lambda: checks.pop(0)())
+    assert output(sink) == set()
+
+
+def test_a_checkpoint_whose_own_rows_are_gone_is_refused(sink: LocalStorage) -> None:
+    covered = sink_file(7)
+    stage(sink, covered)
+    check_sink(sink, SINK, JOB, checkpoint(7, [covered]))
+    publish(sink, [covered])
+    check_sink(sink, SINK, JOB, checkpoint(7, [covered]))
+    sink.delete([covered.final])
+    with pytest.raises(SinkFilesMissingError, match=rf"checkpoint 1 of job 'visits'.*{covered.final}.* 3 rows"):
+        check_sink(sink, SINK, JOB, checkpoint(7, [covered]))
+
+
+class Life(RuleBasedStateMachine):
+    """A job with one sink that commits, checkpoints, crashes and goes back at will.
+
+    After every restore that is not refused, readers see exactly the rows that the restored checkpoint covers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
+        self.sink = LocalStorage(self.folder.name)
+        self.generation = 1
+        self.batch = first_batch(1)
+        self.rows: tuple[SinkFile, ...] = ()
+        """The rows of all batches in the history of the job as it is now."""
+        self.uncovered: tuple[SinkFile, ...] = ()
+        self.taken: list[tuple[CheckpointMetadata, tuple[SinkFile, ...]]] = []
+        """Every checkpoint and savepoint ever taken, with the rows of its history."""
+        self.latest: tuple[CheckpointMetadata, tuple[SinkFile, ...]] | None = None
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    @rule(rows=st.booleans())
+    def commit(self, rows: bool) -> None:
+        self.batch += 1
+        if rows:
+            file = sink_file(self.batch)
+            stage(self.sink, file)
+            self.rows += (file,)
+            self.uncovered += (file,)
+
+    @rule(publishes=st.booleans())
+    def checkpoint(self, publishes: bool) -> None:
+        """Complete a checkpoint; the driver may die before it publishes the rows."""
+        self._take()
+        self.latest = self.taken[-1]
+        if not publishes:
+            self._restore(self.latest)
+            return
+        publish(self.sink, self.uncovered)
+        self.uncovered = ()
+
+    @rule()
+    def savepoint(self) -> None:
+        self._take()
+
+    def _take(self) -> None:
+        number = len(self.taken) + 1
+        taken = checkpoint_metadata(number, batch_id=self.batch, sink_files=self.uncovered, generation=self.generation)
+        self.taken.append((taken, self.rows))
+
+    @precondition(lambda self: self.latest is not None)
+    @rule()
+    def crash(self) -> None:
+        assert self.latest is not None
+        self._restore(self.latest)
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def go_back(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.sampled_from(self.taken), label="checkpoint")
+        try:
+            check_sink(self.sink, SINK, JOB, chosen[0])
+        except SinkFilesMissingError:
+            there = everything(self.sink)
+            assert [file for file in chosen[1] if file.final not in there and file.staged not in there]
+            return
+        self.latest = chosen
+        self._restore(chosen)
+
+    def _restore(self, chosen: tuple[CheckpointMetadata, tuple[SinkFile, ...]]) -> None:
+        restored, rows = chosen
+        check_sink(self.sink, SINK, JOB, restored)
+        self.generation += 1
+        recover(self.sink, restored, generation=self.generation)
+        assert visible(self.sink) == {file.final for file in rows}
+        assert output(self.sink) == visible(self.sink)
+        self.batch, self.rows, self.uncovered = first_batch(self.generation), rows, ()
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=examples(60), stateful_step_count=25)
+
+
+def test_a_folder_belongs_to_one_job(sink: LocalStorage) -> None:
+    check_sink(sink, SINK, JOB, None)
+    claim_sink(sink, JOB)
+    claim_sink(sink, JOB)
+    check_sink(sink, SINK, JOB, None)
+    assert everything(sink) == {OWNER}
+    for attempt in (lambda: check_sink(sink, SINK, "other", None), lambda: claim_sink(sink, "other")):
+        with pytest.raises(DirectoryNotOursError, match="output of job 'visits', so job 'other' cannot write there"):
+            attempt()
+
+
+def test_the_output_of_a_job_of_an_older_release_marks_its_folder(sink: LocalStorage) -> None:
+    file = sink_file(1)
+    stage(sink, file)
+    for _ in range(2):
+        with pytest.raises(DirectoryNotOursError, match="output of job 'visits', so job 'other'"):
+            check_sink(sink, SINK, "other", None)
+        publish(sink, [file])
+    claim_sink(sink, JOB)
+    sink.write(OWNER, b"{")
+    with pytest.raises(DirectoryNotOursError, match=r"owner\.json.*damaged"):
+        check_sink(sink, SINK, JOB, checkpoint(5, []))
+
+
+def test_the_newest_generation_in_the_folder_is_known_before_the_takeover(sink: LocalStorage) -> None:
+    """A job that goes on from a savepoint under a new log must come after it, or it could not withdraw its rows."""
+    assert check_sink(sink, SINK, JOB, None) == 0
+    file = sink_file(first_batch(7) + 3)
+    stage(sink, file)
+    publish(sink, [file])
+    assert check_sink(sink, SINK, JOB, checkpoint(first_batch(2), [])) == 7

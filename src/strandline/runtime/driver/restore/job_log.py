@@ -10,6 +10,7 @@ import os
 import socket
 import time
 import uuid
+from typing import NoReturn
 
 from strandline.checkpoint.home import Home
 from strandline.checkpoint.job_log import (
@@ -31,9 +32,13 @@ from strandline.errors import (
     CheckpointError,
     CheckpointNotFoundError,
     DirectoryNotOursError,
+    FencedError,
     NotFoundError,
+    StorageError,
+    StorageFullError,
     UnknownOutcomeError,
 )
+from strandline.runtime.driver.restore.retries import Retries
 from strandline.storage import JobPaths, Storage
 
 log = logging.getLogger(__name__)
@@ -44,26 +49,43 @@ one driver is stopped inside a single call."""
 
 
 class JobLogStore:
-    """Reads and extends the log of one job."""
+    """Reads and extends the log of one job.
 
-    def __init__(self, storage: Storage, paths: JobPaths, *, kept_entries: int = KEPT_ENTRIES) -> None:
+    An entry is won when it is known that its file is this driver's and that no later entry exists. Every call either
+    finds that out, or raises: `FencedError` if another driver was first, `UnknownOutcomeError` if storage fails for too
+    long. After the latter nobody may act as if the entry did not exist, or as if it did.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        paths: JobPaths,
+        *,
+        run: str | None = None,
+        kept_entries: int = KEPT_ENTRIES,
+        retries: Retries | None = None,
+    ) -> None:
+        """`run` is the id of the run that writes the entries. A run recognizes the entries of its own generations."""
         self._storage = storage
         self._paths = paths
+        self._run = run or uuid.uuid4().hex
         self._kept_entries = kept_entries
+        self.retries = retries or Retries()
         self.job_log = JobLog()
         """Where the job stands after the last entry that this driver has read or won."""
         self._began = 0.0
+        self._oldest = 0
+        """Entries before this one are deleted."""
 
     def load(self) -> JobLog:
         """Read where the job stands now. Raises `DirectoryNotOursError` if the folder holds files but no log."""
-        newest = max(
-            (
-                n
-                for file in self._storage.list(self._paths.log_dir)
-                if (n := self._paths.parse_log_entry(file.path)) is not None
-            ),
-            default=None,
-        )
+        entries = [
+            n
+            for file in self._storage.list(self._paths.log_dir)
+            if (n := self._paths.parse_log_entry(file.path)) is not None
+        ]
+        newest = max(entries, default=None)
+        self._oldest = min(entries, default=0)
         if newest is None:
             stranger = next(iter(self._storage.list(self._paths.root)), None)
             if stranger is not None:
@@ -89,14 +111,14 @@ class JobLogStore:
     def try_take_over(self, start: Start, after: int | None = None) -> bool:
         """Begin a generation from `start`. Returns False if other entries were added since the log was loaded.
 
-        `after` is the generation that this driver ran last, if it restarts the job. Raises `FencedError` if another
-        driver has taken the job over since then: a restart does not take the job back.
+        `after` is the generation that this run began last, if it restarts the job. Raises `FencedError` if another run
+        has taken the job over since then: a restart does not take the job back.
         """
-        if after is not None and self.job_log.generation != after:
+        if after is not None and not self._is_ours(self.job_log.nonce):
             raise fenced_error(self._paths.job, after, self._read(self.job_log.position))
         owner = f"{socket.gethostname()}/{os.getpid()}"
-        entry = self.job_log.takeover_entry(owner, time.time(), uuid.uuid4().hex, start)
-        if self._create(entry) is not Verdict.OURS or self._later(entry.sequence) is not None:
+        entry = self.job_log.takeover_entry(owner, time.time(), self._nonce(), start)
+        if self._create(entry) is not Verdict.OURS or self._later_than(entry) is not None:
             return False
         self._apply(entry)
         self._began = min(entry.time, self._modified(entry.sequence))
@@ -107,7 +129,7 @@ class JobLogStore:
     ) -> JobLog:
         """Enter a completed checkpoint. Raises `FencedError` if another driver has taken the job over."""
         entry = self.job_log.completion_entry(
-            checkpoint_id, metadata_path, batch_id, time.time(), uuid.uuid4().hex, retained, dropped, self._began
+            checkpoint_id, metadata_path, batch_id, time.time(), self._nonce(), retained, dropped, self._began
         )
         return self._win(entry)
 
@@ -116,36 +138,59 @@ class JobLogStore:
 
         Raises `FencedError` if another driver has taken the job over.
         """
-        known = self.job_log
-        entry = Takeover(
-            sequence=known.next_sequence,
-            generation=known.generation + 1,
-            owner=f"{socket.gethostname()}/{os.getpid()}",
-            time=time.time(),
-            nonce=uuid.uuid4().hex,
-            last_checkpoint_id=known.last_checkpoint_id,
-            latest=None,
-            retained=(),
-            dropped=known.retained,
-            released=known.released,
-        )
-        return self._win(entry)
+        while True:
+            known = self.job_log
+            entry = Takeover(
+                sequence=known.next_sequence,
+                generation=known.generation + 1,
+                owner=f"{socket.gethostname()}/{os.getpid()}",
+                time=time.time(),
+                nonce=self._nonce(),
+                last_checkpoint_id=known.last_checkpoint_id,
+                latest=None,
+                retained=(),
+                dropped=known.retained,
+                released=known.released,
+            )
+            try:
+                return self._win(entry)
+            except FencedError:
+                own = self._read(entry.sequence)
+                if not self._is_ours(own.nonce) or self._later(entry.sequence) is not None:
+                    raise
+                self.job_log = known.apply(own)  # a completion whose outcome was unknown, and that took effect
 
     def check_not_fenced(self) -> None:
         """Raise `FencedError` if another driver's entries follow ours."""
         later = self._later(self.job_log.position)
         if later is not None:
-            raise fenced_error(self._paths.job, self.job_log.generation, self._read(later))
+            self._fenced(self.job_log.generation, later)
+
+    def _nonce(self) -> str:
+        """A nonce for one entry. It says which run wrote the entry."""
+        return f"{self._run}-{uuid.uuid4().hex}"
+
+    def _is_ours(self, nonce: str) -> bool:
+        return nonce.startswith(f"{self._run}-")
 
     def _win(self, entry: Entry) -> JobLog:
-        if self._create(entry) is Verdict.FENCED:
-            raise fenced_error(self._paths.job, self.job_log.generation, self._read(entry.sequence))
         generation = self.job_log.generation
-        self._apply(entry)
-        later = self._later(entry.sequence)
+        if self._create(entry) is Verdict.FENCED:
+            self._fenced(generation, entry.sequence)
+        later = self._later_than(entry)
         if later is not None:
-            raise fenced_error(self._paths.job, generation, self._read(later))
-        return self.job_log
+            self._fenced(generation, later)
+        return self._apply(entry)
+
+    def _fenced(self, generation: int, by: int) -> NoReturn:
+        raise fenced_error(self._paths.job, generation, self._read(by))
+
+    def _later_than(self, entry: Entry) -> int | None:
+        """Like `_later`, for an entry that was created just now."""
+        try:
+            return self.retries.call(f"job {self._paths.job}: listing the log", lambda: self._later(entry.sequence))
+        except StorageError as error:
+            raise self._unknown(entry) from error
 
     def _modified(self, number: int) -> float:
         """When an entry was written, by the storage's clock; 0 if the storage does not say."""
@@ -153,41 +198,52 @@ class JobLogStore:
         return next((file.modified for file in self._storage.list(self._paths.log_dir) if file.path == path), 0.0)
 
     def _later(self, number: int) -> int | None:
-        """The first entry after `number`; None if there is none.
+        """The newest entry after `number`; None if there is none.
 
         A driver that was stopped for long could find its next entry absent because it was deleted as an old one. Later
         entries show that the driver is fenced.
         """
         files = self._storage.list(self._paths.log_dir, after=self._paths.log_entry(number))
-        return next((n for file in files if (n := self._paths.parse_log_entry(file.path)) is not None), None)
+        return max((n for file in files if (n := self._paths.parse_log_entry(file.path)) is not None), default=None)
 
     def _apply(self, entry: Entry) -> JobLog:
         self.job_log = self.job_log.apply(entry)
-        if isinstance(entry, Completed) and entry.sequence >= self._kept_entries:
-            self._storage.delete([self._paths.log_entry(entry.sequence - self._kept_entries)])
+        if isinstance(entry, Completed):
+            self._trim(entry.sequence - self._kept_entries)
         return self.job_log
 
+    def _trim(self, last: int) -> None:
+        """Delete the entries up to `last`. What cannot be deleted now is deleted with a later entry."""
+        try:
+            self._storage.delete([self._paths.log_entry(number) for number in range(self._oldest, last + 1)])
+            self._oldest = max(self._oldest, last + 1)
+        except StorageError as error:
+            log.warning("job %s: old entries of the log are deleted later: %s", self._paths.job, error)
+
     def _create(self, entry: Entry) -> Verdict:
-        path = self._paths.log_entry(entry.sequence)
-        for attempt in range(5):
+        """Create an entry; says whose entry is there now.
+
+        Any error leaves open whether the entry was written. The next try then finds it, and recognizes its nonce.
+        """
+        path, data = self._paths.log_entry(entry.sequence), encode_entry(entry)
+
+        def attempt() -> Verdict:
             try:
-                self._storage.create(path, encode_entry(entry))
+                self._storage.create(path, data)
                 return Verdict.OURS
             except AlreadyExistsError:
                 return judge_conflict(entry.nonce, self._read(entry.sequence))
-            except UnknownOutcomeError as error:
-                log.warning(
-                    "job %s: the outcome of writing log entry %d is unknown, so the entry is read back: %s",
-                    self._paths.job,
-                    entry.sequence,
-                    error,
-                )
-                time.sleep(0.2 * 2**attempt)
-                try:
-                    return judge_conflict(entry.nonce, self._read(entry.sequence))
-                except NotFoundError:
-                    continue
-        raise UnknownOutcomeError(f"{self._storage.url}/{path}: cannot tell whether the log entry was written")
+
+        try:
+            return self.retries.call(f"job {self._paths.job}: log entry {entry.sequence}", attempt)
+        except StorageFullError:
+            raise
+        except StorageError as error:
+            raise self._unknown(entry) from error
+
+    def _unknown(self, entry: Entry) -> UnknownOutcomeError:
+        where = f"{self._storage.url}/{self._paths.log_entry(entry.sequence)}"
+        return UnknownOutcomeError(f"{where}: cannot tell whether the log entry was written")
 
     def _read(self, number: int) -> Entry:
         path = self._paths.log_entry(number)

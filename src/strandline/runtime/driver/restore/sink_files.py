@@ -1,19 +1,75 @@
-"""The files in the folder of a `ParquetSink`: how they are published, withdrawn and recognized."""
+"""The files in the folder of a `ParquetSink`: how they are published, withdrawn and recognized.
+
+A folder has one owner: the job that is named in the file `OWNER`. Withdrawing rows cannot be undone, and a checkpoint
+does not name the rows of those before it. So a file without content, whose name says what was withdrawn, stays in the
+folder: checkpoints that cover such rows are not restored.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 
+import msgspec
+
+from strandline.checkpoint.batch import generation_of
 from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile
 from strandline.checkpoint.restore import ListedSinkFile, SinkRecovery
-from strandline.errors import DirectoryNotOursError, MetadataError, NotFoundError
+from strandline.errors import (
+    AlreadyExistsError,
+    DirectoryNotOursError,
+    MetadataError,
+    NotFoundError,
+    SinkFilesMissingError,
+)
+from strandline.runtime.protocol.sink_names import FINAL_NAME, STAGING_FOLDER
 from strandline.storage import Storage
 
 RENAMES_AT_ONCE = 16
 
-_FINAL = re.compile(r"part-(?P<job>.+)-(?P<batch>\d{20})-[0-9a-f]{32}\.parquet")
+OWNER = f"{STAGING_FOLDER}/owner.json"
+"""Says which job owns the folder of a sink."""
+
+_WITHDRAWN = re.compile(rf"{STAGING_FOLDER}/withdrawn-(?P<first>\d{{20}})-(?P<generation>\d{{20}})")
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    job: str
+
+
+@dataclass(slots=True)
+class _Listing:
+    """What lies in the folder of a sink."""
+
+    ours: list[ListedSinkFile] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    """Visible files that are not the output of a job."""
+    others: set[str] = field(default_factory=set)
+    """Other jobs whose output is there."""
+    withdrawn: list[tuple[int, int]] = field(default_factory=list)
+    """A batch and a generation each: the generation withdrew rows of earlier generations from that batch on."""
+
+    @classmethod
+    def of(cls, storage: Storage, sink: str, job: str) -> _Listing:
+        found = cls()
+        for file in storage.list():
+            found._add(file.path, sink, job)
+        return found
+
+    def _add(self, path: str, sink: str, job: str) -> None:
+        name = path.rsplit("/", 1)[-1]
+        if match := FINAL_NAME.fullmatch(name.removesuffix(".staged")):
+            if match["job"] == job:
+                self.ours.append(ListedSinkFile(sink, path, int(match["batch"]), not name.endswith(".staged")))
+            else:
+                self.others.add(match["job"])
+        elif match := _WITHDRAWN.fullmatch(path):
+            self.withdrawn.append((int(match["first"]), int(match["generation"])))
+        elif not any(part.startswith(("_", ".")) for part in path.split("/")):
+            self.foreign.append(path)
 
 
 def check_names(metadata: CheckpointMetadata) -> None:
@@ -22,7 +78,7 @@ def check_names(metadata: CheckpointMetadata) -> None:
     Publication renames files, so other names in crafted metadata could replace any file in the folder of a sink.
     """
     for file in metadata.sink_files:
-        match = _FINAL.fullmatch(file.final)
+        match = FINAL_NAME.fullmatch(file.final)
         folder, _, name = file.staged.partition("/")
         if match is None or match["job"] != metadata.job or folder[:1] != "_" or name != f"{file.final}.staged":
             raise MetadataError(
@@ -54,45 +110,114 @@ def _publish_one(storage: Storage, file: SinkFile) -> None:
             ) from None
 
 
-def _listed(storage: Storage, sink: str, job: str) -> tuple[list[ListedSinkFile], list[str]]:
-    """The job's files in a sink's folder, and the paths of visible files that are not the job's."""
-    ours: list[ListedSinkFile] = []
-    foreign: list[str] = []
-    for file in storage.list():
-        name = file.path.rsplit("/", 1)[-1]
-        match = _FINAL.fullmatch(name.removesuffix(".staged"))
-        if match is None:
-            if not any(part.startswith(("_", ".")) for part in file.path.split("/")):
-                foreign.append(file.path)
-        elif match["job"] == job:
-            ours.append(ListedSinkFile(sink, file.path, int(match["batch"]), not name.endswith(".staged")))
-    return ours, foreign
+def check_sink(storage: Storage, sink: str, job: str, restored: CheckpointMetadata | None) -> int:
+    """Raise an error unless the job may write into the folder and can go on from `restored`. Changes nothing.
 
-
-def check_sink(storage: Storage, sink: str, job: str, restored: CheckpointMetadata | None) -> None:
-    """Raise `DirectoryNotOursError` unless the folder is empty or holds files of this job.
-
-    A job that starts without a checkpoint computes all rows again, so its folder must not hold published rows.
+    `DirectoryNotOursError`: the folder belongs to another job, holds something else, or holds rows of this job although
+    it starts without a checkpoint and computes all rows again. `SinkFilesMissingError`: rows that the checkpoint covers
+    are gone. Returns the newest generation of the job that has files there; 0 if none has.
     """
-    ours, foreign = _listed(storage, sink, job)
-    published = [file for file in ours if file.published]
-    if SinkRecovery.plan(restored, ours).unaccounted:
+    found = _Listing.of(storage, sink, job)
+    plan = SinkRecovery.plan(restored, found.ours)
+    published = [file for file in found.ours if file.published]
+    owner = _owner(storage)
+    if owner is None and found.others and not published:
+        owner = min(found.others)
+    if owner not in (None, job):
+        raise _owned_by(storage, owner, job)
+    if plan.unaccounted:
         raise DirectoryNotOursError(
             f"{storage.url} holds {len(published)} files that job {job!r} published earlier, but it has "
             "no checkpoint to go on from. Empty the folder, choose another one, or bring the checkpoint back."
         )
-    if foreign and not published:
+    if found.foreign and not published:
+        others = f" and {len(found.foreign) - 1} other files" if len(found.foreign) > 1 else ""
         raise DirectoryNotOursError(
             f"{storage.url}, where a sink of job {job!r} should write, is not empty and not ours: it holds "
-            f"{foreign[0]!r}{f' and {len(foreign) - 1} other files' if len(foreign) > 1 else ''}. "
-            "Give the sink a folder of its own."
+            f"{found.foreign[0]!r}{others}. Give the sink a folder of its own."
         )
+    if restored is not None:
+        _check_rows(storage, sink, restored, plan, found.withdrawn)
+    return max((file.generation for file in found.ours), default=0)
 
 
-def recover_sink(storage: Storage, sink: str, job: str, restored: CheckpointMetadata | None) -> None:
+def _check_rows(
+    storage: Storage,
+    sink: str,
+    restored: CheckpointMetadata,
+    plan: SinkRecovery,
+    withdrawn: Iterable[tuple[int, int]],
+) -> None:
+    what = f"{restored.kind} {restored.checkpoint_id} of job {restored.job!r} cannot be restored"
+    for first, generation in withdrawn:
+        if first <= restored.batch_id and generation_of(restored.batch_id) < generation:
+            raise SinkFilesMissingError(
+                f"{what}: generation {generation} of the job went back behind it, and withdrew rows from {storage.url} "
+                f"that it covers. Restore one that covers no batch from {first} on, or a newer one; or give the job "
+                "another output folder."
+            )
+    for file in plan.missing:
+        # A driver that still runs may have published the file while the folder was listed.
+        if file.sink == sink and not storage.exists(file.final) and not storage.exists(file.staged):
+            raise SinkFilesMissingError(
+                f"{what}: neither {file.final} nor the staged file {file.staged} is in {storage.url}, and it covers "
+                f"the {file.rows} rows of that file. Bring the file back, or restore another checkpoint."
+            )
+
+
+def claim_sink(storage: Storage, job: str) -> None:
+    """Make the job the owner of the folder. Raises `DirectoryNotOursError` if another job was faster."""
+    if _owner(storage) is None:
+        with suppress(AlreadyExistsError):
+            storage.create(OWNER, msgspec.json.encode(_Owner(job)))
+    owner = _owner(storage)
+    if owner != job:
+        raise _owned_by(storage, owner, job)
+
+
+def _owner(storage: Storage) -> str | None:
+    try:
+        return msgspec.json.decode(storage.read(OWNER), type=_Owner).job
+    except NotFoundError:
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DirectoryNotOursError(
+            f"{storage.url}/{OWNER}, which names the job that owns the folder, is damaged: {error}. Delete that file "
+            "if no other job writes into the folder."
+        ) from error
+
+
+def _owned_by(storage: Storage, owner: str | None, job: str) -> DirectoryNotOursError:
+    return DirectoryNotOursError(
+        f"{storage.url} holds the output of job {owner!r}, so job {job!r} cannot write there: neither could tell its "
+        f"rows from the other's. Give the sink a folder of its own; or, if job {owner!r} is never started again and "
+        f"its rows may stay, delete {OWNER} there and move its files away."
+    )
+
+
+def recover_sink(
+    storage: Storage,
+    sink: str,
+    job: str,
+    restored: CheckpointMetadata | None,
+    generation: int,
+    check_not_fenced: Callable[[], None],
+) -> None:
     """Publish the files that the restored checkpoint covers. Delete published files of later batches, and other staged
-    files: the job computes their rows again."""
-    ours, _foreign = _listed(storage, sink, job)
-    plan = SinkRecovery.plan(restored, ours)
-    publish(storage, [file for file in (*plan.publish, *plan.missing) if file.sink == sink])
-    storage.delete([file.name for file in (*plan.withdraw, *plan.discard)])
+    files: the job computes their rows again.
+
+    Only files of generations before `generation` are deleted, and only after `check_not_fenced`, which raises if the
+    job was taken over meanwhile. A driver that was taken over may still publish a file after the folder was listed, so
+    the folder is listed until it holds nothing that has to go.
+    """
+    while True:
+        plan = SinkRecovery.plan(restored, _Listing.of(storage, sink, job).ours, generation)
+        publish(storage, [file for file in (*plan.publish, *plan.missing) if file.sink == sink])
+        doomed = [file.name for file in (*plan.withdraw, *plan.discard)]
+        if not doomed:
+            return
+        check_not_fenced()
+        if plan.withdraw:
+            first = min(file.batch for file in plan.withdraw)
+            storage.write(f"{STAGING_FOLDER}/withdrawn-{first:020d}-{generation:020d}", b"")
+        storage.delete(doomed)

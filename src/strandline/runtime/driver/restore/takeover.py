@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
@@ -25,7 +25,7 @@ from strandline.operators.base import Operator
 from strandline.operators.schema_evolution import check_states
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata, read_referenced
 from strandline.runtime.driver.restore.savepoints import METADATA, open_savepoint
-from strandline.runtime.driver.restore.sink_files import check_names, check_sink, publish, recover_sink
+from strandline.runtime.driver.restore.sink_files import check_names, check_sink, claim_sink, publish, recover_sink
 from strandline.runtime.protocol.messages import StorageSettings
 from strandline.state.descriptors import StateDescriptor
 from strandline.storage import JobPaths, Storage, is_local, open_storage
@@ -113,20 +113,32 @@ class Claim:
         return max(self.store.job_log.next_checkpoint_id, highest + 1)
 
 
-def take_over(storage: Storage, settings: StorageSettings, wanted: Wanted, after: int | None) -> Claim:
+def take_over(
+    storage: Storage,
+    settings: StorageSettings,
+    wanted: Wanted,
+    after: int | None,
+    *,
+    run: str | None = None,
+    on_won: Callable[[int], None] = lambda _generation: None,
+) -> Claim:
     """Begin a generation, and bring the sinks' folders to the state of the restored checkpoint.
 
-    `after` is the generation that this driver ran last, if it restarts the job; see `JobLogStore.try_take_over`. If the
-    checkpoint or a sink's folder does not fit the job, this raises before any driver is fenced.
+    `run` is the id of the run, and `after` the generation that it began last, if it restarts the job; see
+    `JobLogStore.try_take_over`. `on_won` is called with the new generation's number as soon as the job's log has it,
+    because everything after that may fail and be tried again. If the checkpoint or a sink's folder does not fit the
+    job, this raises before any driver is fenced.
     """
     paths = JobPaths(wanted.job)
-    store = JobLogStore(storage, paths)
+    store = JobLogStore(storage, paths, run=run)
     found = _win_takeover(_Candidates(storage, settings, paths, store, wanted), store, wanted, after)
+    on_won(store.job_log.generation)
     claim = _claim(storage, settings, paths, store, wanted, found)
     if found is not None:
         _log_differences(wanted, found)
     for path, sink in wanted.sinks.items():
-        recover_sink(sink, path, wanted.job, _as_sinks_see(found, wanted.job))
+        claim_sink(sink, wanted.job)
+        recover_sink(sink, path, wanted.job, _as_sinks_see(found, wanted.job), claim.generation, store.check_not_fenced)
     _publish_for_former_sinks(wanted, found, settings)
     return claim
 
@@ -140,13 +152,18 @@ def _win_takeover(
         position = store.job_log.position
         try:
             start, found = candidates.choose()
-            for path, sink in wanted.sinks.items():
+            seen = [
                 check_sink(sink, path, wanted.job, _as_sinks_see(found, wanted.job))
+                for path, sink in wanted.sinks.items()
+            ]
         except CheckpointError:
             # A running driver may have completed a checkpoint meanwhile, and deleted the one that was checked.
             if store.load().position == position:
                 raise
             continue
+        # The sinks may know newer generations than the log, for instance if the job goes on from a savepoint and its
+        # old checkpoint directory is lost. Only files of earlier generations are withdrawn.
+        start = replace(start, generation_above=max(start.generation_above, *seen, 0))
         if store.try_take_over(start, after):
             return found
         store.load()

@@ -81,9 +81,9 @@ def test_version_prints_the_version_of_the_package() -> None:
 
 def test_help_names_every_command() -> None:
     text = strandline_cli("--help").stdout
-    for command in ("demo", "bench", "checkpoints", "version"):
+    for command in ("demo", "bench", "chaos", "checkpoints", "version"):
         assert command in text
-    assert " ".join(re.sub(r"[^\w()]+", " ", text).split()).count("(needs the repository)") == 2
+    assert " ".join(re.sub(r"[^\w()]+", " ", text).split()).count("(needs the repository)") == 3
 
 
 def test_an_error_is_one_message_without_a_traceback() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from strandline.admin.verification import verify_files
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
@@ -33,8 +35,8 @@ SHAPE = JobShape("visits", 1, SUBTASKS, 12, ("count",))
 class Uploads(RuleBasedStateMachine):
     """One task manager: subtasks whose SSTs come and go, checkpoints that complete or fail, slots that move away."""
 
-    @initialize(amplification=st.sampled_from([1.0, 1.5, 2.0, 5.0]))
-    def begin(self, amplification: float) -> None:
+    @initialize(amplification=st.sampled_from([1.0, 1.5, 2.0, 5.0]), retained=st.sampled_from([1, 2]))
+    def begin(self, amplification: float, retained: int) -> None:
         self.root = Path(tempfile.mkdtemp(dir="/dev/shm"))
         self.storage = LocalStorage(str(self.root / "durable"))
         self.settings = UploadSettings(INLINE, SMALL, amplification)
@@ -42,7 +44,7 @@ class Uploads(RuleBasedStateMachine):
             interval=1.0,
             subtasks=[("count", n) for n in range(SUBTASKS)],
             max_concurrent=2,
-            num_retained=2,
+            num_retained=retained,
             tolerable_failures=1 << 30,
         )
         self.live: list[dict[str, bytes]] = [{} for _ in range(SUBTASKS)]
@@ -58,7 +60,7 @@ class Uploads(RuleBasedStateMachine):
         self.uploader = SnapshotUploader(self.storage, "visits", self.settings, threads=1)
         if self.retained:
             for state in self.retained[max(self.retained)].subtasks:
-                self.uploader.start_from((state.operator, state.subtask), [state], owned=True)
+                self.uploader.start_from((state.operator, state.subtask), [state], True, max(self.retained))
 
     @rule(subtask=st.integers(0, SUBTASKS - 1), size=st.integers(0, 2 * SMALL), shared=st.booleans())
     def new_file(self, subtask: int, size: int, shared: bool) -> None:
@@ -107,14 +109,28 @@ class Uploads(RuleBasedStateMachine):
     def complete_one(self, data: st.DataObject) -> None:
         self.complete(data.draw(st.sampled_from(self.coordinator.ready())))
 
-    def complete(self, number: int) -> None:
+    @precondition(lambda self: self.coordinator.ready() and self.retained)
+    @rule(data=st.data())
+    def task_manager_is_replaced_while_a_checkpoint_completes(self, data: st.DataObject) -> None:
+        """The new one starts from the files of the checkpoint before, and then hears that this one is complete."""
+
+        def meanwhile() -> None:
+            self.task_manager_is_replaced()
+            self.live = [dict(files) for files in self.taken[max(self.retained)]]
+
+        self.complete(data.draw(st.sampled_from(self.coordinator.ready())), meanwhile)
+
+    def complete(self, number: int, meanwhile: Callable[[], None] = lambda: None) -> None:
         plan = self.coordinator.prepare_completion(number, self.clock, shape=SHAPE, source=SourcePosition(0, {}))
+        meanwhile()
         decision = self.coordinator.confirm_completion(number, self.clock)
         self.retained[number] = plan.metadata
         for gone in decision.dropped:
             del self.retained[gone]
         replaced = {f.identity: f.handle for _s, f in all_files(plan.metadata) if f.shared and f.handle is not None}
-        self.uploader.completed(number, replaced if plan.duplicates else {})
+        for _ in range(2):  # a message may come twice
+            self.uploader.completed(number, replaced if plan.duplicates else {})
+            self.uploader.forget_older(number)
         self.storage.delete([handle.path for handle in decision.delete])
 
     @precondition(lambda self: self.coordinator.ready())
@@ -242,3 +258,36 @@ def test_an_upload_of_the_generation_before_leaves_the_next_ones_records_alone(t
     assert [handle.path for handle in ack.uploaded] == [file.path for file in storage.list()]
     assert uploader.identities() == {"id-0/2.sst"}
     uploader.close()
+
+
+def test_a_task_manager_that_gets_a_subtask_while_a_checkpoint_completes_does_not_build_on_the_one_before(
+    tmp_path: Path,
+) -> None:
+    """The checkpoint that completes has compacted the files of the one before away, and they are deleted with it."""
+    storage = LocalStorage(str(tmp_path / "durable"))
+    coordinator = CheckpointCoordinator(interval=1.0, subtasks=[("count", 0)], num_retained=1)
+    shape = JobShape("visits", 1, 1, 4, ("count",))
+    before, after = (SnapshotUploader(storage, "visits", upload_settings(), threads=1) for _ in range(2))
+
+    def take(uploader: SnapshotUploader, *names: str) -> CheckpointMetadata:
+        number = coordinator.trigger(0.0, 0.0, 1).id
+        for ack in uploader.upload(number, [snapshot(tmp_path / "slot", dict.fromkeys(names, 50_000))]):
+            coordinator.acknowledge(number, "count", 0, ack)
+        return coordinator.prepare_completion(number, 0.0, shape=shape, source=SourcePosition(0, {})).metadata
+
+    def complete(number: int, uploader: SnapshotUploader) -> None:
+        storage.delete([handle.path for handle in coordinator.confirm_completion(number, 0.0).delete])
+        uploader.completed(number, {})
+        uploader.forget_older(number)
+
+    first = take(before, "1.sst")
+    complete(1, before)
+    take(before, "2.sst")
+    after.start_from(("count", 0), first.subtasks, True, 1)
+    complete(2, after)
+    third = take(after, "1.sst", "3.sst")
+    complete(3, after)
+    assert verify_files(storage, dict(keyed_files(third.subtasks)).values(), threads=1) == {}
+    assert take(after, "1.sst", "3.sst") == replace(third, checkpoint_id=4)
+    for uploader in (before, after):
+        uploader.close()

@@ -393,7 +393,7 @@ class Checkpoints:
     def _announce(self, plan: CompletionPlan) -> None:
         """From now on slots are rebuilt from this checkpoint, and task managers build the next one on it."""
         metadata = plan.metadata
-        self._cluster.set_restore_point(metadata.batch_id, metadata.subtasks)
+        self._cluster.set_restore_point(metadata.checkpoint_id, metadata.batch_id, metadata.subtasks)
         replaced = _shared_handles(metadata) if plan.duplicates else {}
         self._last_completion = CheckpointCompleted(metadata.checkpoint_id, replaced)
         self._cluster.checkpoint_completed(self._last_completion)

@@ -165,13 +165,13 @@ class Cluster(CoordinatorCalls):
             self._segments = DurableSegments(deployment.restore.batch)
             return self._start(range(deployment.parallelism), deployment.restore.batch)
 
-    def set_restore_point(self, batch: int, states: tuple[SubtaskState, ...]) -> None:
+    def set_restore_point(self, checkpoint_id: int, batch: int, states: tuple[SubtaskState, ...]) -> None:
         """A checkpoint of the job is complete: slots without local files start from it from now on.
 
         Waits while slots start: they may need the files of the checkpoint before, which are deleted after this call.
         """
         with self._lock:
-            self._restore = RestorePoint(batch, states)
+            self._restore = RestorePoint(batch, states, checkpoint=checkpoint_id)
             self._segments.truncate(batch)
 
     def lost(self) -> list[int]:

@@ -26,6 +26,8 @@ class RestorePoint:
     """Where its files are, if not in the run's own storage."""
     owned: bool = True
     """Whether it is the job's own, so that the next checkpoint may refer to its files."""
+    checkpoint: int = 0
+    """Its id."""
 
 
 NO_RESTORE_POINT = RestorePoint()
@@ -73,6 +75,7 @@ class Deployment:
             decided_batch=decided_batch,
             restore_storage=restore.storage,
             restore_owned=restore.owned,
+            restore_checkpoint=restore.checkpoint,
             segments=segments.of(index),
             segments_complete=segments.complete,
             allow_non_restored=self.allow_non_restored,

@@ -233,6 +233,7 @@ class _Opening:
                 tuple(state for state in restored if state.operator in self._uids),
                 claim.origin,
                 claim.owned,
+                claim.restored.checkpoint_id if claim.restored is not None else 0,
             ),
             rescale=self._request.rescale,
             allow_non_restored=self._run.allow_non_restored,

@@ -129,6 +129,8 @@ class SlotSpec(msgspec.Struct, frozen=True):
     """Where the slot's task manager is."""
     copies: str | None = None
     """The folder with local copies of durable files on the slot's host; None: the slot does not use them."""
+    restore_checkpoint: int = 0
+    """The id of the checkpoint that `restore` is of; 0 for a fresh start."""
     allow_non_restored: bool = False
     """Whether states of `restore` that an operator does not declare any more may be dropped."""
 

@@ -104,7 +104,8 @@ class SnapshotDurability(Durability):
             self._uploader.begin_generation()
         for operator in spec.operators:
             states = [state for state in spec.restore if state.operator == operator.uid]
-            self._uploader.start_from((operator.uid, spec.index), states, spec.restore_owned)
+            subtask = (operator.uid, spec.index)
+            self._uploader.start_from(subtask, states, spec.restore_owned, spec.restore_checkpoint)
 
     def slot_opened(self, spec: SlotSpec, ready: SlotReady) -> None:
         pass
@@ -131,6 +132,7 @@ class SnapshotDurability(Durability):
 
     def completed(self, checkpoint_id: int, replaced: dict[str, FileHandle]) -> None:
         self._uploader.completed(checkpoint_id, replaced)
+        self._uploader.forget_older(checkpoint_id)
         self._copies.prune(self._uploader.identities)
 
     def aborted(self, checkpoint_id: int) -> None:

@@ -8,6 +8,7 @@ they are uploaded again. So packs take up at most `max_amplification` times what
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections import Counter
@@ -113,30 +114,47 @@ class SnapshotUploader:
         self._settings = settings
         self._pack_bytes = pack_bytes
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="upload")
+        self._lock = threading.RLock()
+        """Protects the records below. Nobody waits for storage while holding it."""
         self._confirmed: dict[Subtask, dict[str, _Held]] = {}
         """The shared files of the newest confirmed checkpoint, by the identity that the slot knows."""
+        self._bases: dict[Subtask, int] = {}
+        """The checkpoint that the files of each subtask in `_confirmed` belong to."""
         self._pending: dict[int, dict[Subtask, dict[str, _Held]]] = {}
         """The same of each pending checkpoint."""
         self._running: dict[int, _Upload] = {}
         self._named: dict[int, set[str]] = {}
         """The identities of all files of each checkpoint that may still complete, and of the newest that did."""
 
-    def start_from(self, subtask: Subtask, states: Iterable[SubtaskState], owned: bool) -> None:
+    def start_from(self, subtask: Subtask, states: Iterable[SubtaskState], owned: bool, checkpoint_id: int = 0) -> None:
         """Build on the job's newest completed checkpoint: files that it holds of a subtask are not uploaded again.
 
         If the job does not own that checkpoint, everything is uploaded once.
         """
-        self._confirmed[subtask] = {
+        held = {
             file.identity: _Held(file.identity, file.handle)
             for state in states
             for file in state.files
             if owned and file.shared and not file.is_segment and file.handle is not None
         }
+        with self._lock:
+            self._confirmed[subtask] = held
+            self._bases[subtask] = checkpoint_id
 
     def forget(self, subtasks: Iterable[Subtask]) -> None:
         """Forget what was uploaded of these subtasks: everything is uploaded again."""
-        for subtask in subtasks:
-            self._confirmed.pop(subtask, None)
+        with self._lock:
+            for subtask in subtasks:
+                self._confirmed.pop(subtask, None)
+
+    def forget_older(self, checkpoint_id: int) -> None:
+        """Forget subtasks that build on a checkpoint before the one that has completed.
+
+        Another task manager had the subtask at the barrier, and this one got it from the checkpoint before. The files
+        of that one may be deleted by now, so everything is uploaded again.
+        """
+        with self._lock:
+            self.forget([subtask for subtask, base in self._bases.items() if base < checkpoint_id])
 
     def upload(
         self, checkpoint_id: int, snapshots: Sequence[SubtaskSnapshot], lasting: bool = False
@@ -150,35 +168,44 @@ class SnapshotUploader:
         """
         started = time.perf_counter()
         files = [[_File(n, Path(p), size, i, shared, i) for n, p, size, i, shared in s.report.files] for s in snapshots]
-        upload = self._running[checkpoint_id] = _Upload(checkpoint_id, lasting)
+        upload = _Upload(checkpoint_id, lasting)
+        with self._lock:
+            self._running[checkpoint_id] = upload
         try:
             self._store_all(upload, snapshots, files)
+            with self._lock:
+                if not upload.given_up:
+                    self._record(checkpoint_id, snapshots, files)
             if upload.given_up:
                 delete_unneeded(self._storage, upload.begun)
                 raise _given_up(checkpoint_id)
         finally:
-            if self._running.get(checkpoint_id) is upload:
-                del self._running[checkpoint_id]
-        return [
-            self._acknowledged(checkpoint_id, snapshot, own, started)
-            for snapshot, own in zip(snapshots, files, strict=True)
-        ]
+            with self._lock:
+                if self._running.get(checkpoint_id) is upload:
+                    del self._running[checkpoint_id]
+        return [self._acknowledged(snapshot, own, started) for snapshot, own in zip(snapshots, files, strict=True)]
 
-    def _acknowledged(
-        self, checkpoint_id: int, snapshot: SubtaskSnapshot, files: list[_File], started: float
-    ) -> SubtaskAck:
+    def _record(
+        self, checkpoint_id: int, snapshots: Sequence[SubtaskSnapshot], files: Sequence[Sequence[_File]]
+    ) -> None:
+        """Remember what the checkpoint holds, in case it completes. The caller holds the lock."""
+        named = self._named.setdefault(checkpoint_id, set())
+        pending = self._pending.setdefault(checkpoint_id, {})
+        for snapshot, own in zip(snapshots, files, strict=True):
+            named.update(file.stored.identity for file in own if file.stored is not None)
+            pending[(snapshot.report.operator, snapshot.subtask)] = {
+                file.identity: _Held(file.stored_identity, file.stored.handle)
+                for file in own
+                if file.shared and file.stored is not None and file.stored.handle is not None
+            }
+
+    def _acknowledged(self, snapshot: SubtaskSnapshot, files: list[_File], started: float) -> SubtaskAck:
         report = snapshot.report
         stored = tuple(file.stored for file in files if file.stored is not None)
-        self._named.setdefault(checkpoint_id, set()).update(file.identity for file in stored)
         if self._copies is not None:
             for file in files:
                 if file.stored is not None and file.stored.handle is not None:
                     self._copies.keep(file.stored.identity, file.local)
-        self._pending.setdefault(checkpoint_id, {})[(report.operator, snapshot.subtask)] = {
-            file.identity: _Held(file.stored_identity, file.stored.handle)
-            for file in files
-            if file.shared and file.stored is not None and file.stored.handle is not None
-        }
         return snapshot.owner.acknowledge(
             stored,
             barrier_time=snapshot.barrier_time,
@@ -261,30 +288,36 @@ class SnapshotUploader:
 
         `replaced` has, by identity, the copy that stays of a file that two checkpoints uploaded.
         """
-        for subtask, held in self._pending.pop(checkpoint_id, {}).items():
-            self._confirmed[subtask] = {
-                identity: _Held(one.identity, replaced.get(one.identity, one.handle)) for identity, one in held.items()
-            }
-        for older in {*self._pending, *self._running, *self._named}:
-            if older < checkpoint_id:
-                self.aborted(older)  # the completion of a checkpoint gives up all older ones
+        with self._lock:
+            for subtask, held in self._pending.pop(checkpoint_id, {}).items():
+                self._bases[subtask] = checkpoint_id
+                self._confirmed[subtask] = {
+                    identity: _Held(one.identity, replaced.get(one.identity, one.handle))
+                    for identity, one in held.items()
+                }
+            for older in {*self._pending, *self._running, *self._named}:
+                if older < checkpoint_id:
+                    self.aborted(older)  # the completion of a checkpoint gives up all older ones
 
     def identities(self) -> set[str]:
         """The identities of all files of the newest completed checkpoint, and of those that may still complete."""
-        return set().union(*list(self._named.values()))
+        with self._lock:
+            return set().union(*self._named.values())
 
     def aborted(self, checkpoint_id: int) -> None:
         """Note that the checkpoint is given up: files that are not uploaded yet will not be."""
-        running = self._running.get(checkpoint_id)
-        if running is not None:
-            running.given_up = True
-        self._pending.pop(checkpoint_id, None)
-        self._named.pop(checkpoint_id, None)
+        with self._lock:
+            running = self._running.get(checkpoint_id)
+            if running is not None:
+                running.given_up = True
+            self._pending.pop(checkpoint_id, None)
+            self._named.pop(checkpoint_id, None)
 
     def begin_generation(self) -> None:
         """Give up every checkpoint that is under way: the next generation may use their ids again."""
-        for checkpoint_id in {*self._pending, *self._running}:
-            self.aborted(checkpoint_id)
+        with self._lock:
+            for checkpoint_id in {*self._pending, *self._running}:
+                self.aborted(checkpoint_id)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

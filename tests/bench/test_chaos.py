@@ -14,11 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from strandline.testing.fault_options import FaultOptions
+from strandline.testing.triggers import Control
 from strandline_bench.chaos import soak_job
 from strandline_bench.chaos.job import Place
 from strandline_bench.chaos.machine import Trial
 from strandline_bench.chaos.oracle import output_problems
-from strandline_bench.chaos.plan import STORIES, WEIGHTS, Plan, Variant, draw, label, pattern_of, variants
+from strandline_bench.chaos.plan import LIES, STORIES, WEIGHTS, Plan, Variant, draw, label, pattern_of, variants
 from strandline_bench.chaos.stories import Teller
 from strandline_bench.chaos.trial_report import report
 
@@ -49,7 +51,7 @@ def test_an_operation_of_another_run_matches_the_pattern_of_its_label() -> None:
         assert re.search(pattern_of(label(mine)), theirs)
 
 
-@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("kind", sorted(WEIGHTS.keys() - LIES.keys()))
 def test_a_seed_decides_about_the_fault(kind: str) -> None:
     variant = variants()[0]
     one, again = (draw(5, variant, kind, JOURNAL, "folder") for _ in range(2))
@@ -60,6 +62,14 @@ def test_a_seed_decides_about_the_fault(kind: str) -> None:
         assert any(re.search(plan.control.pattern, operation) for operation in JOURNAL)
         assert (plan.signal != "") == kind.startswith(("kill", "stop"))
         assert plan.control.happening == ("ask" if plan.signal else "hang" if kind == "storage hangs" else "fail")
+
+
+@pytest.mark.parametrize("kind", LIES)
+def test_a_storage_lies_with_options_that_it_knows(kind: str) -> None:
+    plan = draw(5, variants()[0], kind, JOURNAL, "folder")
+    _faults, others = FaultOptions.taken_from(plan.options)
+    assert others == {}
+    assert plan.control == Control()
 
 
 def test_every_story_is_told_by_somebody() -> None:
@@ -126,7 +136,7 @@ def test_the_report_counts_per_kind_and_says_how_to_repeat_a_failure() -> None:
 @pytest.mark.timeout(280)
 def test_a_sample_of_the_trials_survives(tmp_path: Path) -> None:
     """As its users start it. Every kind of fault but the loss of the driver, which needs another JVM."""
-    kinds = [kind for kind in WEIGHTS if "driver" not in kind and "hang" not in kind]
+    kinds = [kind for kind in WEIGHTS if "driver" not in kind and "hang" not in kind and kind not in LIES]
     command = [sys.executable, "-m", "strandline.admin.cli.main", "chaos", "--stories", "plain", "--kinds"]
     ended = subprocess.run(
         [*command, ",".join(kinds), "--trials", "10", "--seed", "7", "--work-dir", str(tmp_path), "--json"],

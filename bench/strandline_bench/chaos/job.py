@@ -106,8 +106,8 @@ class Place:
 
     # --- the job ---------------------------------------------------------------------------------
 
-    def config(self, control: Path, **options: Any) -> sl.Config:
-        """Options that make much happen in little time, with faults where the control file says."""
+    def config(self, faults: dict[str, str], **options: Any) -> sl.Config:
+        """Options that make much happen in little time, with faults of the storage."""
         loose = self.variant.story in ("plain", "rescale", "back")
         defaults: dict[str, Any] = {
             "checkpoint_interval": "300ms",
@@ -126,7 +126,7 @@ class Place:
             "checkpoint_every_batch": self.variant.story == "each-batch",
             "local_dir": str(self.local),
             "spark_checkpoint_dir": str(self.spark),
-            "storage_options": {"trigger": str(control)},
+            "storage_options": faults,
         }
         return sl.Config(checkpoint_dir=f"faulty+file://{self.checkpoints}", **{**defaults, **options})
 

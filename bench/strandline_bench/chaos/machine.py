@@ -197,7 +197,7 @@ class Machine:
         trial = Trial(
             plan,
             verdict,
-            watch.operation if watch.victim or not plan.signal else "",
+            "all" if plan.options else watch.operation if watch.victim or not plan.signal else "",
             watch.victim,
             problems + outcome.deaths,
             outcome.notes,

@@ -26,13 +26,17 @@ STORIES: Final = ("plain", "each-batch", "rescale", "savepoint", "back", "cancel
 SINKS: Final[tuple[SinkName, ...]] = ("parquet", "foreach")
 
 WEIGHTS: Final[Mapping[str, int]] = {
-    "storage fails before": 18,
-    "storage fails after": 18,
-    "storage hangs": 6,
-    "call fails before": 13,
-    "call fails after": 13,
+    "storage fails before": 16,
+    "storage fails after": 16,
+    "storage hangs": 5,
+    "storage throttles": 3,
+    "storage lists late": 3,
+    "storage reads late": 2,
+    "storage is slow": 2,
+    "call fails before": 12,
+    "call fails after": 12,
     "call hangs": 4,
-    "kill slot": 7,
+    "kill slot": 6,
     "kill taskmanager": 6,
     "kill relay": 4,
     "kill driver": 4,
@@ -42,6 +46,15 @@ WEIGHTS: Final[Mapping[str, int]] = {
     "stop driver": 1,
 }
 """The kinds of faults, and how many of a hundred trials have them."""
+
+
+LIES: Final[Mapping[str, Mapping[str, str]]] = {
+    "storage throttles": {"fail_pattern": ".", "fail_every": "40", "fail_times": "3", "fail_mode": "unknown"},
+    "storage lists late": {"stale_pattern": "^list ", "stale_seconds": "1"},
+    "storage reads late": {"stale_pattern": "^(list|read|exists|download) ", "stale_seconds": "1"},
+    "storage is slow": {"slow_pattern": ".", "delay_seconds": "0.1"},
+}
+"""The kinds that last for the whole story, as options of the storage with faults."""
 
 
 class Variant(msgspec.Struct, frozen=True, order=True):
@@ -74,6 +87,8 @@ class Plan(msgspec.Struct, frozen=True):
     control: Control = Control()
     victim: Victim = ""
     signal: Literal["", "kill", "stop"] = ""
+    options: dict[str, str] = {}
+    """Options of the storage with faults."""
 
     @property
     def operation(self) -> str:
@@ -102,6 +117,8 @@ def draw(seed: int, chosen: Variant, kind: str, journal: Sequence[str], folder: 
 
     A label counts by the square root of its occurrences, so that rare operations get their share.
     """
+    if kind in LIES:
+        return Plan(seed, chosen, kind, folder, options={**LIES[kind], **_files_of_a_lie(kind, folder)})
     chance = random.Random(f"{seed}-fault")
     of_storage = [one for one in journal if one.startswith("storage ")]
     of_calls = [one for one in journal if not one.startswith("storage ")]
@@ -125,3 +142,10 @@ def draw(seed: int, chosen: Variant, kind: str, journal: Sequence[str], folder: 
     else:
         fault = msgspec.structs.replace(where, after=last == "after")
     return Plan(seed, chosen, kind, folder, fault)
+
+
+def _files_of_a_lie(kind: str, folder: str) -> dict[str, str]:
+    """What all processes share: the count of calls, or the past."""
+    if kind == "storage throttles":
+        return {"counter": f"{folder}/calls"}
+    return {"stale_folder": f"{folder}/past"} if kind.endswith("late") else {}

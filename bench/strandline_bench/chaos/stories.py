@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import strandline as sl
@@ -24,7 +23,7 @@ TRIES: Final = 4
 class Teller:
     """Carries the steps of one trial out, and notes what its caller was told."""
 
-    def __init__(self, place: Place, spark: SparkSession, control: Path) -> None:
+    def __init__(self, place: Place, spark: SparkSession, faults: dict[str, str]) -> None:
         self.place = place
         self.notes: list[str] = []
         """Errors that the caller of a step saw. They are allowed: the caller tries again."""
@@ -35,7 +34,8 @@ class Teller:
         self.starts: list[float] = []
         """The seconds that `job.start` took."""
         self._spark = spark
-        self._control = control
+        self.faults = faults
+        """Options of the storage with faults."""
         self._run: sl.JobRun | None = None
         self._options: dict[str, Any] = {}
 
@@ -106,7 +106,7 @@ class Teller:
 
     def start(self, **how: Any) -> None:
         """Start the job. A start that fails is repeated in the same way."""
-        config = self.place.config(self._control, **self._options)
+        config = self.place.config(self.faults, **self._options)
         for attempt in range(TRIES):
             began = time.monotonic()
             try:
@@ -157,7 +157,7 @@ class Teller:
 
     def _collect_garbage(self) -> None:
         """What `strandline checkpoints gc --min-age 0` does beside a live run."""
-        storage = open_storage(f"faulty+file://{self.place.checkpoints}", {"trigger": str(self._control)})
+        storage = open_storage(f"faulty+file://{self.place.checkpoints}", self.faults)
         delete_garbage(storage, find_garbage(storage, JOB, now=time.time(), min_age=0.0))
 
     def give_up(self) -> None:

@@ -195,7 +195,7 @@ def main() -> None:
 
     while not (home / "enough").exists():
         try:
-            run = place.job(spark, place.config(home / "no-faults")).start()
+            run = place.job(spark, place.config({})).start()
             tell("started")
             while not (home / "enough").exists() and not run.await_termination(0.1):
                 continue

@@ -74,12 +74,13 @@ class Worker:
         began = time.monotonic()
         place = Place(Path(task.plan.folder), task.plan.seed, task.plan.variant)
         handles = Handles(self._jvm)
-        teller = Teller(place, self._spark, self._control)
+        teller = Teller(place, self._spark, {"trigger": str(self._control), **task.plan.options})
         problems: list[str] = []
         try:
             if not task.finish:
                 teller.tell()
             self._control.unlink(missing_ok=True)  # from here on nothing fails
+            teller.faults = {}
             teller.start(parallelism=1)
             teller.process(1)
             teller.stop()

@@ -48,7 +48,7 @@ def file_problems(place: Place) -> Iterator[str]:
     for number in (*known.retained, *store.released()):
         referenced |= {paths.metadata(number), *file_paths(read_metadata(storage, paths, number, ()))}
     below = place.checkpoints / paths.root
-    there = {path.relative_to(place.checkpoints).as_posix() for path in below.rglob("*") if path.is_file()}
+    there = {path.relative_to(place.checkpoints).as_posix() for path in files_below(below)}
     there = {path for path in there if not path.startswith(f"{paths.log_dir}/")}
     for names, problem in ((there - referenced, "no checkpoint refers to"), (referenced - there, "missing:")):
         if names:
@@ -81,9 +81,15 @@ class Handles:
                 if path.startswith(f"{place.folder}/"):
                     yield f"{'driver' if process == os.getpid() else 'JVM'} keeps {path} open"
         for name, folder in (("local_dir", place.local), ("spark_checkpoint_dir", place.spark)):
-            files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+            files = list(files_below(folder))
             if files:
-                yield f"{len(files)} files are left in {name}, such as {files[0]}"
+                yield f"{len(files)} files are left in {name}, such as {files[0].relative_to(folder)}"
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """All files below a folder in which others may delete files and folders meanwhile."""
+    for where, _folders, names in os.walk(folder):
+        yield from (Path(where, name) for name in names)
 
 
 def open_files(pid: int) -> Iterator[str]:

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from strandline.errors import StrandlineError
 from strandline_bench.chaos.machine import JVM_OPTIONS
+from strandline_bench.chaos.oracle import files_below
 from strandline_bench.chaos.processes import MARK, end_all, marked
 from strandline_bench.chaos.soak_job import JOB, output_problems, write_input
 from strandline_bench.timing import Say
@@ -157,7 +158,7 @@ class _Soak:
         ):
             time.sleep(0.1)
         problems = [f"process {process.pid} is left" for process in left]
-        problems += [f"{path} is left" for path in (self._home / "local").rglob("*") if path.is_file()]
+        problems += [f"{path} is left" for path in files_below(self._home / "local")]
         return problems + output_problems(self._home, self._seed, self.files)
 
     def kill(self) -> None:
@@ -200,8 +201,8 @@ class _Soak:
             "workers_mb": _total(own, lambda one: one.memory_info().rss / 1e6),
             "threads": _total(everybody, lambda one: one.num_threads()),
             "handles": _total(everybody, lambda one: one.num_fds()),
-            "local_mb": round(sum(map(_size, (self._home / "local").rglob("*"))) / 1e6, 2),
-            "durable_files": sum(1 for path in (self._home / "ckpt").rglob("*") if path.is_file()),
+            "local_mb": round(sum(map(_size, files_below(self._home / "local"))) / 1e6, 2),
+            "durable_files": sum(1 for _ in files_below(self._home / "ckpt")),
             "metadata_kb": round(_size(metadata[-1]) / 1e3, 2) if metadata else None,
             "recovery_s": self._last_recovery(),
         }
@@ -225,7 +226,7 @@ def _total(processes: Sequence[psutil.Process], figure: Any) -> float:
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size if path.is_file() else 0
+        return path.stat().st_size
     except OSError:  # it was deleted meanwhile
         return 0
 

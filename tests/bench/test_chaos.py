@@ -20,7 +20,7 @@ from strandline_bench.chaos import soak_job
 from strandline_bench.chaos.job import Place
 from strandline_bench.chaos.machine import Trial
 from strandline_bench.chaos.oracle import output_problems
-from strandline_bench.chaos.plan import LIES, STORIES, WEIGHTS, Plan, Variant, draw, label, pattern_of, variants
+from strandline_bench.chaos.plan import LIES, STORIES, WEIGHTS, Variant, draw, label, pattern_of, plan_at, variants
 from strandline_bench.chaos.stories import Teller
 from strandline_bench.chaos.trial_report import report
 
@@ -59,6 +59,7 @@ def test_a_seed_decides_about_the_fault(kind: str) -> None:
     drawn = [draw(seed, variant, kind, JOURNAL, "folder") for seed in range(60)]
     assert len({(plan.control.pattern, plan.control.number) for plan in drawn}) > 2
     for plan in drawn:
+        assert plan_at(plan.operation, plan.seed, variant, kind, "folder") == plan
         assert any(re.search(plan.control.pattern, operation) for operation in JOURNAL)
         assert (plan.signal != "") == kind.startswith(("kill", "stop"))
         assert plan.control.happening == ("ask" if plan.signal else "hang" if kind == "storage hangs" else "fail")
@@ -119,7 +120,7 @@ def test_the_report_counts_per_kind_and_says_how_to_repeat_a_failure() -> None:
     variant = Variant.named("plain/changelog/parquet")
 
     def trial(kind: str, verdict: str, recovery: float | None) -> Trial:
-        plan = Plan(11, variant, kind, "folder")
+        plan = plan_at("before 2 ^call commit$", 11, variant, kind, "folder")
         return Trial(plan, verdict, "call commit", 0, [], [], 2.0, recovery, 0)  # type: ignore[arg-type]
 
     result = report([trial("kill slot", "survived", 1.0), trial("kill slot", "wrong", 3.0)], 7)
@@ -127,7 +128,8 @@ def test_the_report_counts_per_kind_and_says_how_to_repeat_a_failure() -> None:
     assert result["kinds"]["kill slot"]["recovery_p50_s"] == 2.0
     (failure,) = result["failures"]
     assert failure["repeat"] == (
-        'strandline chaos repeat --seed 11 --variant plain/changelog/parquet --kind "kill slot"'
+        'strandline chaos repeat --seed 11 --variant plain/changelog/parquet --kind "kill slot" '
+        "--at 'before 2 ^call commit$'"
     )
 
 

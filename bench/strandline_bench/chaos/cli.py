@@ -15,7 +15,7 @@ from rich.console import Console
 from strandline.errors import ConfigError
 from strandline_bench import plot
 from strandline_bench.chaos import soak, two_drivers
-from strandline_bench.chaos.machine import Machine, Trial
+from strandline_bench.chaos.machine import Journals, Machine, Trial
 from strandline_bench.chaos.plan import SINKS, STORIES, WEIGHTS, Variant, variants
 from strandline_bench.chaos.trial_report import failure, report, show, show_failure
 from strandline_bench.chaos.trials import run_trials
@@ -42,6 +42,9 @@ def trials_command(
     stories: Annotated[str, typer.Option(help=f"With commas between: {', '.join(STORIES)}.")] = ",".join(STORIES),
     kinds: Annotated[str, typer.Option(help=f"With commas between: {', '.join(WEIGHTS)}.")] = "",
     workers: Annotated[int, typer.Option(help="Trials side by side, each with a JVM of its own.")] = 1,
+    journals: Annotated[
+        Path | None, typer.Option(help="File with the operations of every variant, so that they are known next time.")
+    ] = None,
     record: Annotated[Path | None, typer.Option(help="Append every trial to this file, a JSON object a line.")] = None,
     work_dir: WorkDir = None,
     as_json: Json = False,
@@ -64,6 +67,7 @@ def trials_command(
         some_kinds,
         workers=workers,
         work_dir=work_dir,
+        journals=Journals(journals),
         until=lambda: time.monotonic() > deadline,
     ):
         done.append(trial)
@@ -81,6 +85,9 @@ def repeat_command(
     seed: Annotated[int, typer.Option(help="The seed of the trial.")],
     variant: Annotated[str, typer.Option(help="The variant, such as plain/changelog/parquet.")],
     kind: Annotated[str, typer.Option(help="The kind of fault.")],
+    at: Annotated[
+        str, typer.Option(help="The operation: before or after, the number, the pattern. Default: the seed decides.")
+    ] = "",
     times: Annotated[int, typer.Option(help="How often.")] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the files even if the trial survives.")] = False,
     work_dir: WorkDir = None,
@@ -90,7 +97,8 @@ def repeat_command(
     done: list[Trial] = []
     with Machine(work_dir, keep_all=keep) as machine:
         for _ in range(times):
-            for trial in machine.trial(seed, Variant.named(variant), kind):
+            chosen = Variant.named(variant)
+            for trial in [machine.trial_at(at, seed, chosen, kind)] if at else machine.trial(seed, chosen, kind):
                 done.append(trial)
                 _tell(trial, len(done), Console(stderr=True))
     _print(report(done, seed), as_json)

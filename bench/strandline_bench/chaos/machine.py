@@ -29,7 +29,7 @@ import psutil
 from strandline.runtime.protocol.calls import CONNECTION_HOOK
 from strandline.testing.call_faults import HOOK, TRIGGER_VARIABLE
 from strandline.testing.triggers import Control, prepare
-from strandline_bench.chaos.plan import HEARTBEAT, STOPPED, Plan, Variant, draw
+from strandline_bench.chaos.plan import HEARTBEAT, STOPPED, Plan, Variant, draw, plan_at
 from strandline_bench.chaos.processes import MARK, end_all, marked
 from strandline_bench.chaos.worker import Outcome, Task
 
@@ -125,15 +125,26 @@ class _Worker:
 
 
 class Journals:
-    """The operations of every variant that ran without a fault. Several machines share it."""
+    """The operations of every variant that ran without a fault. Several machines share it, and a file may keep it."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
         self.known: dict[Variant, list[str]] = {}
+        if file is not None and file.exists():
+            found = msgspec.json.decode(file.read_bytes(), type=dict[str, list[str]])
+            self.known = {Variant.named(name): journal for name, journal in found.items()}
         self._locks: defaultdict[Variant, threading.Lock] = defaultdict(threading.Lock)
 
     def lock(self, variant: Variant) -> threading.Lock:
         """Held while somebody finds the operations of a variant out."""
         return self._locks[variant]
+
+    def learn(self, variant: Variant, journal: list[str]) -> None:
+        """Note the operations of a variant."""
+        self.known[variant] = journal
+        if self._file is not None:
+            found = {variant.name: journal for variant, journal in self.known.items()}
+            self._file.write_bytes(msgspec.json.encode(found))
 
 
 class Machine:
@@ -163,6 +174,10 @@ class Machine:
                 yield self.run(Plan(0, variant, "none", self._folder(), Control(journal=True)))
         yield self.run(draw(seed, variant, kind, self._journals.known.get(variant, []), self._folder()))
 
+    def trial_at(self, operation: str, seed: int, variant: Variant, kind: str) -> Trial:
+        """A trial with its fault at a given operation."""
+        return self.run(plan_at(operation, seed, variant, kind, self._folder()))
+
     def finish(self, plan: Plan) -> Trial:
         """Start the job of a plan afresh, after something else was done to it, and look at everything that is left."""
         worker = self._ready_worker()
@@ -190,7 +205,7 @@ class Machine:
         finally:
             watch.wake()
         if plan.control.journal and not stuck:
-            self._journals.known[plan.variant] = (worker.folder / "journal").read_text().splitlines()
+            self._journals.learn(plan.variant, (worker.folder / "journal").read_text().splitlines())
         verdict: Verdict = "survived"
         if stuck or problems or outcome.deaths:
             verdict = "stuck" if stuck else "wrong" if problems else "died"

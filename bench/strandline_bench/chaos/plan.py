@@ -6,7 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import msgspec
 
@@ -92,9 +92,9 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def operation(self) -> str:
-        """The operation with the fault, for reports."""
+        """Where the fault is, such as `after 3 ^call commit$`; empty if it is everywhere."""
         when = "after" if self.control.after else "before"
-        return f"{when} #{self.control.number} of {self.control.pattern}" if self.control.pattern else ""
+        return f"{when} {self.control.number} {self.control.pattern}" if self.control.pattern else ""
 
 
 def variants(stories: Sequence[str] = STORIES, sinks: Sequence[SinkName] = SINKS) -> list[Variant]:
@@ -118,7 +118,7 @@ def draw(seed: int, chosen: Variant, kind: str, journal: Sequence[str], folder: 
     A label counts by the square root of its occurrences, so that rare operations get their share.
     """
     if kind in LIES:
-        return Plan(seed, chosen, kind, folder, options={**LIES[kind], **_files_of_a_lie(kind, folder)})
+        return plan_at("", seed, chosen, kind, folder)
     chance = random.Random(f"{seed}-fault")
     of_storage = [one for one in journal if one.startswith("storage ")]
     of_calls = [one for one in journal if not one.startswith("storage ")]
@@ -128,20 +128,28 @@ def draw(seed: int, chosen: Variant, kind: str, journal: Sequence[str], folder: 
     (name,) = chance.choices(labels, [occurrences[one] ** 0.5 for one in labels])
     # The last occurrences are left out: they depend on how long a run takes, and might never come.
     number = 1 + chance.randrange(max(1, round(occurrences[name] * 0.8)))
-    where = Control(pattern=pattern_of(name), number=number, after=chance.random() < 0.5)
-    doing, *_rest, last = kind.split()
-    if doing in ("kill", "stop"):
-        victim: Victim = "slot" if last == "slot" else "relay" if last == "relay" else "driver"
-        victim = "taskmanager" if last == "taskmanager" else victim
-        asking = msgspec.structs.replace(where, happening="ask")
-        return Plan(seed, chosen, kind, folder, asking, victim, "kill" if doing == "kill" else "stop")
-    if last == "hangs" and doing == "call":  # the caller's deadline ends the wait
-        fault = msgspec.structs.replace(where, seconds=HANGING)
-    elif last == "hangs":
-        fault = msgspec.structs.replace(where, happening="hang", seconds=HANGING)
-    else:
-        fault = msgspec.structs.replace(where, after=last == "after")
-    return Plan(seed, chosen, kind, folder, fault)
+    when = chance.choice(("before", "after"))
+    if kind.endswith((" before", " after")):
+        when = kind.rpartition(" ")[2]
+    return plan_at(f"{when} {number} {pattern_of(name)}", seed, chosen, kind, folder)
+
+
+def plan_at(operation: str, seed: int, chosen: Variant, kind: str, folder: str) -> Plan:
+    """The trial with a fault at `operation`, which is written as `Plan.operation` has it."""
+    if kind in LIES:
+        return Plan(seed, chosen, kind, folder, options={**LIES[kind], **_files_of_a_lie(kind, folder)})
+    when, number, pattern = operation.split(" ", 2)
+    where = Control(pattern=pattern, number=int(number), after=when == "after")
+    match kind.split():
+        case ["kill" | "stop" as signal, victim]:
+            asking = msgspec.structs.replace(where, happening="ask")
+            return Plan(seed, chosen, kind, folder, asking, cast("Victim", victim), signal)
+        case ["call", "hangs"]:  # the caller's deadline ends the wait
+            return Plan(seed, chosen, kind, folder, msgspec.structs.replace(where, seconds=HANGING))
+        case ["storage", "hangs"]:
+            hanging = msgspec.structs.replace(where, happening="hang", seconds=HANGING)
+            return Plan(seed, chosen, kind, folder, hanging)
+    return Plan(seed, chosen, kind, folder, where)
 
 
 def _files_of_a_lie(kind: str, folder: str) -> dict[str, str]:

@@ -56,7 +56,8 @@ def failure(trial: Trial) -> dict[str, Any]:
         "problems": trial.problems,
         "notes": trial.notes,
         "folder": plan.folder,
-        "repeat": f'strandline chaos repeat --seed {plan.seed} --variant {plan.variant.name} --kind "{plan.kind}"',
+        "repeat": f'strandline chaos repeat --seed {plan.seed} --variant {plan.variant.name} --kind "{plan.kind}"'
+        + (f" --at '{plan.operation}'" if plan.operation else ""),
     }
 
 

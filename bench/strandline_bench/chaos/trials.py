@@ -20,6 +20,7 @@ def run_trials(
     *,
     workers: int = 1,
     work_dir: Path | None = None,
+    journals: Journals | None = None,
     until: Callable[[], bool] = lambda: False,
 ) -> Iterator[Trial]:
     """`count` trials, and one without a fault for each variant that they use. Begins no trial when `until` says so."""
@@ -27,7 +28,7 @@ def run_trials(
     for one in _drawn(count, seed, chosen, list(kinds or WEIGHTS)):
         waiting.put(one)
     done: queue.SimpleQueue[Trial | Exception | None] = queue.SimpleQueue()
-    journals = Journals()
+    journals = journals or Journals()
     ended = threading.Event()
 
     def work() -> None:

@@ -20,6 +20,7 @@ from strandline_bench.chaos.plan import SINKS, STORIES, WEIGHTS, Variant, varian
 from strandline_bench.chaos.trial_report import failure, report, show, show_failure
 from strandline_bench.chaos.trials import run_trials
 from strandline_bench.cli import ProgressOnStderr
+from strandline_bench.fuzz.command import fuzz_command
 
 app = typer.Typer(
     help="Break a running job on purpose, and check that nothing is lost.",
@@ -28,6 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.command("fuzz")(fuzz_command)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 WorkDir = Annotated[Path | None, typer.Option(help="Folder for the files of trials; those of failures are kept.")]

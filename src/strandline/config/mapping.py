@@ -42,6 +42,8 @@ _OWN_STORAGE = "storage_options."
 _OWN_ROCKSDB = "rocksdb."
 _USE_FILTERS = "state.backend.rocksdb.use-bloom-filter"
 
+_MAX_LENGTH, _MAX_BRACKETS = 250_000, 1_000
+"""The time that a YAML file takes grows with the square of its nesting."""
 _MAX_KEYS = 10_000
 """Aliases in a YAML file could otherwise multiply its keys without end."""
 
@@ -103,7 +105,10 @@ def read_mapping(mapping: Mapping[str, object], options: Mapping[str, Option[obj
 def read_file(path: str | PathLike[str]) -> dict[str, object]:
     """Returns the flat keys of a YAML file; raises `ConfigError` if it cannot be read or holds no mapping."""
     try:
-        content: object = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        if len(text) > _MAX_LENGTH or text.count("[") + text.count("{") > _MAX_BRACKETS:
+            raise ConfigError(f"{path} is too large for a config file; write one `option: value` per line")
+        content: object = yaml.safe_load(text)
     except OSError as e:
         raise ConfigError(f"cannot read the config file {path}: {e.strerror or e}; check the path") from e
     except (yaml.YAMLError, ValueError, RecursionError) as e:

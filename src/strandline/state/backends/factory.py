@@ -14,6 +14,7 @@ from strandline.state.backends.base import StateBackend
 from strandline.state.backends.full_snapshot import FULL_SNAPSHOT_NAME, read_full_snapshot
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.backends.rocksdb import RocksDBBackend, RocksDBMemory, RocksDBOptions, live_files
+from strandline.state.backends.rocksdb_logs import is_log_file, log_problem
 from strandline.state.backends.rocksdb_tuning import Tune
 from strandline.state.chunks import chunked
 from strandline.state.disk_full import disk_full_error
@@ -113,6 +114,9 @@ def _open_in_place(
     _lay_out(files, directory)
     restored = {file.name: file.identity for file in files if file.shared}
     try:
+        for file in files:
+            if is_log_file(file.name) and (problem := log_problem(directory / file.name)) is not None:
+                raise StorageError(f"{file.name}: {problem}")
         if (known := live_files(directory)) != set(restored):
             raise StorageError(f"its MANIFEST names {sorted(known)}, the checkpoint has {sorted(restored)}")
         return RocksDBBackend(

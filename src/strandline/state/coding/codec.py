@@ -15,6 +15,7 @@ from strandline.errors import SchemaError
 from strandline.state.coding.values import MisfitError, canonical_floats, check_for, python_type, rounds, shown
 
 _encode: Final = msgspec.msgpack.Encoder().encode
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _REFUSED: Final = (msgspec.ValidationError, TypeError, ValueError, OverflowError, NotImplementedError)
 """Errors of msgspec for a value that it cannot encode, or that does not decode according to the schema."""
 _ARRAY_32: Final = b"\xdd"
@@ -79,7 +80,7 @@ class ValueCodec:
         """The value of `data`: a tuple, or the plain value for one column."""
         try:
             row = self._decode(data)
-        except msgspec.DecodeError as error:
+        except _UNREADABLE as error:
             raise self._unreadable(error) from error
         return row[0] if self._single else row
 
@@ -87,7 +88,7 @@ class ValueCodec:
         """The values whose bytes were put together by `join`."""
         try:
             rows = self._decode_rows(data)
-        except msgspec.DecodeError as error:
+        except _UNREADABLE as error:
             raise self._unreadable(error) from error
         return [row[0] for row in rows] if self._single else rows
 
@@ -246,7 +247,10 @@ class ColumnCodec:
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
         spans = pa.LargeBinaryArray.from_buffers(pa.large_binary(), 2 * count, buffers)
         places = pa.array(np.arange(0, 2 * count, 2), mask=valid == 0)
-        return spans.take(places).cast(self.schema.field(at).type)
+        try:
+            return spans.take(places).cast(self.schema.field(at).type)
+        except pa.ArrowInvalid as error:  # not UTF-8
+            raise self._unreadable() from error
 
     def _unreadable(self) -> SchemaError:
         return SchemaError(

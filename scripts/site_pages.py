@@ -24,7 +24,7 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 def outside_pages() -> dict[str, Path]:
     """The pages outside docs/, by their place in the site."""
     pages = {README: ROOT / "README.md"}
-    for path in (ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "bench" / "README.md"):
+    for path in (ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", ROOT / "bench" / "README.md"):
         pages[str(path.relative_to(ROOT))] = path
     for path in sorted((ROOT / "examples").rglob("README.md")):
         pages[str(path.relative_to(ROOT))] = path

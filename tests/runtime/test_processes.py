@@ -267,6 +267,19 @@ def test_nobody_else_can_read_what_the_processes_of_a_run_write(driver: Driver) 
     assert {path.name: oct(path.stat().st_mode) for path in written if path.stat().st_mode & 0o077} == {}
 
 
+def test_processes_may_open_as_many_files_as_the_administrator_allows(driver: Driver) -> None:
+    own = psutil.Process()
+    before = own.rlimit(psutil.RLIMIT_NOFILE)
+    own.rlimit(psutil.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        driver.start_manager()
+        driver.start(driver.spec(0))
+    finally:
+        own.rlimit(psutil.RLIMIT_NOFILE, before)
+    for pid in (driver.manager_pid, *driver.slot_pids()):
+        assert psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE) == (before[1], before[1])
+
+
 def test_no_secret_is_in_the_arguments_or_the_environment_of_a_process(driver: Driver) -> None:
     driver.run = msgspec.structs.replace(
         driver.run, storage=msgspec.structs.replace(driver.run.storage, options={"password": "hunter2"})

@@ -351,7 +351,7 @@ class Config:
         kinds.optional(kinds.TEXT),
         keys=("taskmanager.bind-host", "rest.bind-address"),
         doc="Address that the processes of a run listen on; `0.0.0.0` for every network of a host.",
-        unset="loopback if Spark runs in one process, else `0.0.0.0`",
+        unset="loopback if Spark runs in one process, else the network between driver and executors",
     )
     heartbeat_timeout: Duration = option(
         "8s",

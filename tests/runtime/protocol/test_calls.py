@@ -34,6 +34,7 @@ from strandline.runtime.protocol.calls import (
 )
 from strandline.runtime.protocol.coordinator_calls import CoordinatorCalls, CoordinatorClient
 from strandline.runtime.protocol.failures import Failure, translate
+from strandline.runtime.protocol.gate import connect_options
 from strandline.runtime.protocol.server import Server
 from strandline.runtime.protocol.slot_calls import SlotCalls, SlotClient
 from strandline.runtime.protocol.taskmanager_calls import TaskManagerCalls, TaskManagerClient
@@ -292,9 +293,11 @@ def test_a_wrong_secret_is_refused(process: Process, how: str, secret: str) -> N
     client.close()
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", [*HOWS, "tcp without the token of the gate"])
 def test_a_missing_secret_is_refused_for_every_kind_of_call(process: Process, how: str) -> None:
-    with flight.connect(process.address(how).location()) as stranger:
+    options = connect_options(SECRET) if how == "tcp" else []
+    refusal = flight.FlightUnauthenticatedError if how in HOWS else flight.FlightUnavailableError
+    with flight.connect(process.address(how).location(), generic_options=options) as stranger:
         nothing = flight.FlightDescriptor.for_command(b"")
         for call in (
             lambda: list(stranger.do_action(flight.Action("echo", b"\xc0"))),
@@ -304,7 +307,7 @@ def test_a_missing_secret_is_refused_for_every_kind_of_call(process: Process, ho
             lambda: stranger.do_get(flight.Ticket(b"")).read_all(),
             lambda: stranger.do_exchange(nothing)[1].read_chunk(),
         ):
-            with pytest.raises(flight.FlightUnauthenticatedError):
+            with pytest.raises(refusal):
                 call()
     assert process.calls == []
 

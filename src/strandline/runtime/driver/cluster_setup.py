@@ -13,8 +13,9 @@ from strandline.config import Config
 from strandline.errors import ConfigError
 from strandline.pyspark_releases import check_supported
 from strandline.runtime.driver.cluster import Cluster
-from strandline.runtime.protocol.address import ANY, Address, default_bind_host
+from strandline.runtime.protocol.address import Address, default_bind_host, driver_listens_on
 from strandline.runtime.protocol.messages import ChangelogSettings, RunInfo, StorageSettings, UploadSettings
+from strandline.runtime.protocol.process_limits import raise_descriptor_limit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +29,9 @@ def make_cluster(job: str, spark: SparkSession, config: Config) -> Cluster:
     secret = secrets.token_hex(32)
     bind_host = default_bind_host(str(context.master), config.bind_host)
     # Executors reach Spark's driver by this name, so they reach our server by it, too.
-    driver_host = context.getConf().get("spark.driver.host", None) if bind_host in ANY else bind_host
+    driver_host = context.getConf().get("spark.driver.host", None) or "127.0.0.1"
+    own_bind_host, advertise_host = driver_listens_on(bind_host, driver_host)
+    raise_descriptor_limit()
 
     def info(coordinator: Address) -> RunInfo:
         return RunInfo(
@@ -50,9 +53,7 @@ def make_cluster(job: str, spark: SparkSession, config: Config) -> Cluster:
             sys_path=[os.path.abspath(entry) for entry in sys.path if entry] + [os.getcwd()],
         )
 
-    return Cluster(
-        context, info, run_id=run_id, secret=secret, bind_host=bind_host, advertise_host=driver_host or bind_host
-    )
+    return Cluster(context, info, run_id=run_id, secret=secret, bind_host=own_bind_host, advertise_host=advertise_host)
 
 
 def absolute_location(location: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -49,17 +50,42 @@ def is_local_master(master: str) -> bool:
 
 
 def default_bind_host(master: str, configured: str | None) -> str:
-    """What the processes of a run listen on: loopback alone when Spark runs in one process, else every network."""
-    if configured:
-        return configured
-    return "127.0.0.1" if is_local_master(master) else ANY[0]
+    """What the processes of a run listen on: loopback when Spark runs in one process, else "", as `listen_on` knows."""
+    return configured or ("127.0.0.1" if is_local_master(master) else "")
 
 
-def own_host(bind_host: str, peer: str) -> str:
-    """The name by which other hosts reach this one, if it listens on `bind_host` and `peer` is one of them."""
-    if bind_host not in ANY:
-        return bind_host
-    family = socket.AF_INET6 if ":" in peer else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((peer, 9))  # sends nothing: only asks which of the host's addresses would be used
+def listen_on(bind_host: str, peer: str) -> tuple[str, str]:
+    """Where a process listens, and the address by which others reach it.
+
+    `bind_host` is an address, or one for every network; "" stands for the network that leads to `peer`, the driver.
+    """
+    if bind_host and bind_host not in ANY:
+        return bind_host, bind_host
+    own = _address_towards(peer)
+    return bind_host or own, own
+
+
+def driver_listens_on(bind_host: str, driver_host: str) -> tuple[str, str]:
+    """The same for the driver, which executors reach as `driver_host`.
+
+    If that is no address of this host, such as a port of it that is forwarded, the driver listens on every network.
+    """
+    if bind_host and bind_host not in ANY:
+        return bind_host, bind_host
+    return bind_host or _own_address(driver_host) or ANY[0], driver_host
+
+
+def _address_towards(peer: str) -> str:
+    family, kind, _protocol, _name, address = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing: only asks which of the host's addresses would be used
         return str(probe.getsockname()[0])
+
+
+def _own_address(host: str) -> str | None:
+    with suppress(OSError):
+        for family, kind, _protocol, _name, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with suppress(OSError), socket.socket(family, kind) as probe:
+                probe.bind(address)
+                return str(address[0])
+    return None

@@ -30,6 +30,7 @@ import pyarrow.flight as flight
 from strandline.errors import SlotLostError
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.failures import Failure, translate
+from strandline.runtime.protocol.gate import connect_options
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -139,9 +140,11 @@ def _reply_decoder(method: Callable[..., Any]) -> msgspec.msgpack.Decoder[Reply[
     return msgspec.msgpack.Decoder(Reply[response])  # type: ignore[valid-type]  # known only at run time
 
 
-def _connect(address: Address) -> Any:
+def _connect(address: Address, secret: str) -> Any:
     """A Flight connection. A test may wrap it: the environment variable `CONNECTION_HOOK` names `module:function`."""
-    client = flight.connect(address.location(), disable_server_verification=True, generic_options=_KEEP_ALIVE)
+    location = address.location()
+    options = _KEEP_ALIVE if location.startswith("grpc+unix:") else [*_KEEP_ALIVE, *connect_options(secret)]
+    client = flight.connect(location, generic_options=options)
     module, _, function = os.environ.get(CONNECTION_HOOK, "").partition(":")
     return getattr(import_module(module), function)(client) if module else client
 
@@ -176,7 +179,7 @@ class Client:
         self._patience = patience
         self._abandoned = threading.Event()
         self._headers = [(SECRET_HEADER.encode(), secret.encode())]
-        self._client = _connect(address)
+        self._client = _connect(address, secret)
 
     def carry_out(self, method: Callable[[Any, Request], Response], request: Request) -> Response:
         """The response of the other process to a declared call.

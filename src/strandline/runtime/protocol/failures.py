@@ -7,6 +7,7 @@ import pyarrow.flight as flight
 
 from strandline import errors
 from strandline.errors import SlotLostError, StrandlineError
+from strandline.runtime.protocol.gate import REFUSED
 
 _FLIGHT_BYTES = 4000
 """How much of a text Flight carries."""
@@ -39,6 +40,8 @@ def translate(error: Exception, what: str) -> StrandlineError:
     info = getattr(error, "extra_info", None)
     if info:
         return msgspec.msgpack.decode(bytes(info), type=Failure).error()
+    if f"response code {REFUSED}" in str(error):
+        return errors.AuthenticationError(f"{what}: this call does not carry the run's secret")
     if isinstance(error, flight.FlightUnauthenticatedError):
         return errors.AuthenticationError(f"{what}: {error}")
     text = str(error).splitlines()[0][:300] if str(error) else ""

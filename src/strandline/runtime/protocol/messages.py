@@ -84,6 +84,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     coordinator: Address
     local_dir: str
     bind_host: str
+    """What its processes listen on; see `listen_on`."""
     heartbeat_timeout: float
     storage: StorageSettings
     sys_path: list[str]

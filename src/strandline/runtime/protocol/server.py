@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from strandline.runtime.protocol.calls import (
     terms_of,
 )
 from strandline.runtime.protocol.failures import Failure, flight_error
+from strandline.runtime.protocol.gate import Gate
 from strandline.runtime.protocol.tickets import Tickets
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,9 @@ log = logging.getLogger(__name__)
 CLOSE_PATIENCE = 2.0
 """Seconds for which a server that closes waits for its callers to notice. gRPC itself waits for twenty."""
 _STILL_AT_IT = msgspec.msgpack.encode(Reply(pending=True))
+
+_CONNECT_TIMEOUT = 1.0
+"""Seconds within which the server must take a connection from the gate."""
 
 Exchange = Callable[[Any, bytes, Any, Any], None]
 """Serves one exchange of rows: Flight's context, the command, a reader and a writer."""
@@ -69,8 +74,23 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
             raise flight_error(error) from error
 
 
+def _connect(unix_path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(_CONNECT_TIMEOUT)
+        connection.connect(unix_path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
 class Server:
-    """Serves the calls that `interface` declares, which `process` implements, on TCP and on a Unix socket."""
+    """Serves the calls that `interface` declares, which `process` implements.
+
+    Callers on the same host use a Unix socket, which only the user's own processes reach. Callers from other hosts come
+    through a gate.
+    """
 
     def __init__(
         self,
@@ -91,10 +111,10 @@ class Server:
         self._tickets = Tickets()
         self._calls = {name: (declared, getattr(process, name)) for name, declared in declared_calls(interface).items()}
         Path(unix_path).unlink(missing_ok=True)
-        self._tcp = _FlightServer(f"grpc://{bind_host}:0", self, secret)
         self._unix = _FlightServer(f"grpc+unix://{unix_path}", self, secret)
-        # They answer from here on. `serve` is not called: it would take Ctrl-C and SIGTERM away from the process.
-        self.address = Address(host_identity(), unix_path, advertise_host or bind_host, self._tcp.port)
+        # It answers from here on. `serve` is not called: it would take Ctrl-C and SIGTERM away from the process.
+        self._gate = Gate(bind_host, secret, partial(_connect, unix_path))
+        self.address = Address(host_identity(), unix_path, advertise_host or bind_host, self._gate.port)
 
     def answer(self, name: str, body: bytes) -> bytes:
         """The encoded reply to an encoded request, or the news that the process is still at it."""
@@ -152,7 +172,8 @@ class Server:
 
     def close(self) -> None:
         """Answer no more calls. A caller that is frozen holds this up for at most `CLOSE_PATIENCE` seconds."""
-        closing = [threading.Thread(target=server.shutdown, daemon=True) for server in (self._tcp, self._unix)]
+        self._gate.close()
+        closing = [threading.Thread(target=server.shutdown, daemon=True) for server in (self._unix,)]
         for thread in closing:
             thread.start()
         deadline = time.monotonic() + CLOSE_PATIENCE

@@ -8,9 +8,6 @@ from pathlib import Path
 
 from strandline.errors import UnsafeFolderError
 
-PRIVATE_UMASK = 0o077
-"""The umask of task managers and slots: what they write is for their user alone."""
-
 
 def user_folder(parent: str | Path) -> Path:
     """The path of this user's folder in `parent`."""

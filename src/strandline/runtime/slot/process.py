@@ -26,7 +26,7 @@ import pyarrow.flight as flight
 from strandline.errors import StaleAttemptError, StrandlineError
 from strandline.operators.base import Operator, SubtaskInfo
 from strandline.runtime.liveness.threads import thread_error
-from strandline.runtime.protocol.address import own_host
+from strandline.runtime.protocol.address import listen_on
 from strandline.runtime.protocol.calls import Nothing
 from strandline.runtime.protocol.exchange import OUTPUT_FOLLOWS, SEND_INPUT, ExchangeHeader
 from strandline.runtime.protocol.failures import Failure
@@ -39,6 +39,7 @@ from strandline.runtime.protocol.messages import (
     SlotSpec,
     SnapshotReport,
 )
+from strandline.runtime.protocol.process_limits import set_up_process
 from strandline.runtime.protocol.server import Server
 from strandline.runtime.protocol.slot_calls import (
     PULSE_EVERY,
@@ -59,7 +60,7 @@ from strandline.runtime.protocol.slot_calls import (
     SnapshotRef,
 )
 from strandline.runtime.protocol.taskmanager_calls import TaskManagerClient
-from strandline.runtime.protocol.user_folder import PRIVATE_UMASK, make_private
+from strandline.runtime.protocol.user_folder import make_private
 from strandline.runtime.slot.exchanges import Exchanges
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.runtime.slot.operator_slot import OperatorSlot
@@ -259,14 +260,15 @@ class Slot(SlotCalls):
     def serve(self, ready: Announcement) -> None:
         """Answer calls until told to stop."""
         spec = self.spec
+        bind_host, advertise_host = listen_on(spec.run.bind_host, spec.run.coordinator.host)
         server = Server(
             spec.run.secret,
             SlotCalls,
             self,
             run_id=spec.run.run_id,
             generation=lambda: spec.generation,
-            bind_host=spec.run.bind_host,
-            advertise_host=own_host(spec.run.bind_host, spec.run.coordinator.host),
+            bind_host=bind_host,
+            advertise_host=advertise_host,
             unix_path=str(make_private(socket_folder(spec.run.run_id)) / f"s{spec.index}-{spec.incarnation}.sock"),
             exchange=self.exchange,
         )
@@ -333,7 +335,7 @@ def _end_with_parent() -> None:
 
 def main() -> None:
     """The entry of the process: reads a `SlotSpec` from stdin, and writes `SlotReady` or `SlotFailed` to stdout."""
-    os.umask(PRIVATE_UMASK)
+    set_up_process()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s slot %(name)s: %(message)s")
     ready = Announcement(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)  # what user code prints goes to the log

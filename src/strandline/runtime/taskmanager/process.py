@@ -21,13 +21,14 @@ import msgspec
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import StaleAttemptError, StrandlineError
 from strandline.runtime.liveness.processes import started_at
-from strandline.runtime.protocol.address import own_host
+from strandline.runtime.protocol.address import listen_on
 from strandline.runtime.protocol.calls import NOTHING, Nothing
 from strandline.runtime.protocol.coordinator_calls import HEARTBEAT_EVERY, CoordinatorClient, Heartbeat, Registration
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.folders import run_folder, socket_folder
 from strandline.runtime.protocol.messages import RunInfo, Sealed, SlotSpec
+from strandline.runtime.protocol.process_limits import set_up_process
 from strandline.runtime.protocol.server import Server
 from strandline.runtime.protocol.slot_calls import (
     BatchRound,
@@ -55,7 +56,7 @@ from strandline.runtime.protocol.taskmanager_calls import (
     TaskManagerCalls,
     TaskManagerInfo,
 )
-from strandline.runtime.protocol.user_folder import PRIVATE_UMASK, make_private
+from strandline.runtime.protocol.user_folder import make_private
 from strandline.runtime.taskmanager.background_uploads import BackgroundUploads
 from strandline.runtime.taskmanager.changelog.changelog import Changelog
 from strandline.runtime.taskmanager.durability import ChangelogDurability, Durability, SnapshotDurability
@@ -93,14 +94,15 @@ class TaskManager(TaskManagerCalls):
         )
         self._background = BackgroundUploads(self._slots, self._coordinator, identity, self._thread_died)
         self._durability = self._open_durability()
+        bind_host, advertise_host = listen_on(run.bind_host, run.coordinator.host)
         self.server = Server(
             run.secret,
             TaskManagerCalls,
             self,
             run_id=run.run_id,
             generation=lambda: self._slots.generation,
-            bind_host=run.bind_host,
-            advertise_host=own_host(run.bind_host, run.coordinator.host),
+            bind_host=bind_host,
+            advertise_host=advertise_host,
             unix_path=str(make_private(socket_folder(run.run_id)) / f"tm-{self._name}.sock"),
         )
 
@@ -284,7 +286,7 @@ class TaskManager(TaskManagerCalls):
 
 def main() -> None:
     """Run a task manager. Standard input has the run's description; the environment says where to write the address."""
-    os.umask(PRIVATE_UMASK)
+    set_up_process()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s task manager %(name)s: %(message)s")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     run = msgspec.json.decode(sys.stdin.buffer.read(), type=RunInfo)

@@ -15,7 +15,8 @@ these rules:
   modified since the takeover, or that were not listed.
 - A file must also be older than a minimum age.
 - No path is written again after it was deleted. Names of uploads are unique. The `_metadata` of a checkpoint that never
-  completed is kept until a checkpoint with a higher number has completed, because its number may be used again.
+  completed is kept until the log excludes that its number is used again: until a checkpoint with a higher number has
+  completed, or somebody has taken the job over to clean up.
 
 The log does not record the end of a run. To delete the last run's uploads, somebody takes the job over: a run that is
 still alive is fenced by that, so it stops and cannot complete a checkpoint whose files are gone.
@@ -65,7 +66,7 @@ class Sorted:
     young: tuple[StoredFile, ...] = ()
     """No checkpoint can refer to them later, but they have not reached the minimum age."""
     numbers: tuple[StoredFile, ...] = ()
-    """Metadata of checkpoints that never completed. They are kept until a higher number has completed."""
+    """Metadata of checkpoints that never completed. They are kept as long as their number may be used again."""
     referenced: int = 0
 
 
@@ -156,7 +157,8 @@ def find_garbage(
     _check_ours(storage, paths, store.job_log)
     ours = None
     if take_over:
-        ours = store.take_over().generation
+        numbers = (paths.parse_metadata(file.path) for file in storage.list(paths.root))
+        ours = store.take_over(max((number for number in numbers if number is not None), default=0)).generation
         log.info("job %s: taken over as generation %d to clean up", job, ours)
     needed = [path for metadata in _readable(storage, paths, store, others) for path in file_paths(metadata)]
     listing = [*list_files(storage, paths.root, needed), *_temporary_files(storage, paths)]

@@ -45,7 +45,8 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_fi
     time: Seconds
     nonce: str
     last_checkpoint_id: Natural
-    """The highest id of a completed checkpoint; 0 if there is none."""
+    """No later checkpoint gets an id up to this one: the highest id of a completed checkpoint, or of a folder that an
+    earlier driver left behind. 0 if there is none."""
     latest: CheckpointRef | None
     retained: tuple[Natural, ...]
     """The ids of all retained checkpoints, newest last."""
@@ -143,6 +144,8 @@ class Start:
     released: tuple[int, ...]
     generation_above: int = 0
     """The new generation is also greater than this one, so that no batch id of the checkpoint's history is reused."""
+    number_above: int = 0
+    """The ids of new checkpoints are also greater than this one, so that no folder of a dead driver is used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +261,7 @@ class JobLog:
             owner=owner,
             time=now,
             nonce=nonce,
-            last_checkpoint_id=max(self.last_checkpoint_id, restored),
+            last_checkpoint_id=max(self.last_checkpoint_id, restored, start.number_above),
             latest=start.latest,
             retained=start.retained,
             dropped=tuple(n for n in self.dropped if n not in {*start.retained, *start.released}),

@@ -6,7 +6,8 @@ a test decides only what the state is, and after which call of storage the drive
 
 from __future__ import annotations
 
-import uuid
+import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from strandline.checkpoint.metadata import (
     all_files,
 )
 from strandline.checkpoint.pending import SubtaskAck
+from strandline.errors import CheckpointError, FencedError
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.restore.job_log import read_metadata
 from strandline.runtime.driver.restore.registry_recovery import recover_registry
@@ -39,36 +41,53 @@ class Crash(BaseException):
 
 
 class Mortal(LocalStorage):
-    """Local files. The driver that uses them dies before or after one of its next calls that change something."""
+    """Local files, for one driver. The driver dies, or stalls, at one of its next calls that change something.
 
-    def __init__(self, url: str) -> None:
+    `clock` gives the files their times, so that a run of a test is like any other.
+    """
+
+    def __init__(self, url: str, clock: Iterator[int] | None = None) -> None:
         super().__init__(url)
-        self.dies_at: int | None = None
+        self.clock = clock if clock is not None else itertools.count(1)
+        self.stops_at: int | None = None
         """How many changes are left; None for a driver that lives on."""
-        self.dies_after = False
-        """Whether the last change takes effect."""
+        self.counts = ""
+        """Which changes count: those whose path, or the word `delete`, has this in it."""
+        self.after = False
+        """Whether the last change takes effect before the driver stops."""
+        self.stop: Callable[[], None] = die
+        """How the driver stops. A driver that stalls returns, and goes on."""
 
     def write(self, path: str, data: bytes) -> None:
-        self._change(lambda: super(Mortal, self).write(path, data))
+        self._change(path, lambda: self._dated(path, super(Mortal, self).write, data))
 
     def create(self, path: str, data: bytes) -> None:
-        self._change(lambda: super(Mortal, self).create(path, data))
+        self._change(path, lambda: self._dated(path, super(Mortal, self).create, data))
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:  # one at a time: a driver may die when some of the files are gone
-            self._change(lambda path=path: super(Mortal, self).delete([path]))  # type: ignore[misc]
+            self._change(f"delete {path}", lambda path=path: super(Mortal, self).delete([path]))  # type: ignore[misc]
 
-    def _change(self, act: Callable[[], None]) -> None:
-        if self.dies_at == 0 and not self.dies_after:
-            raise Crash
+    def _dated(self, path: str, put: Callable[[str, bytes], None], data: bytes) -> None:
+        put(path, data)
+        now = next(self.clock)
+        os.utime(self.root / path, (now, now))
+
+    def _change(self, what: str, act: Callable[[], None]) -> None:
+        counts = self.counts in what
+        now = counts and self.stops_at == 0
+        if counts and self.stops_at is not None:
+            self.stops_at = None if now else self.stops_at - 1
+        if now and not self.after:
+            self.stop()
         act()
-        if self.dies_at == 0:
-            raise Crash
-        if self.dies_at is not None:
-            self.dies_at -= 1
+        if now and self.after:
+            self.stop()
 
-    def revive(self) -> None:
-        self.dies_at = None
+
+def die() -> None:
+    """The driver is killed."""
+    raise Crash
 
 
 def take_the_job_over(
@@ -106,7 +125,7 @@ class Generation:
             interval=0.0,
             subtasks=[SUBTASK],
             num_retained=num_retained,
-            max_concurrent=3,
+            max_concurrent=10,
             tolerable_failures=1_000_000,
             first_checkpoint_id=self.claim.first_checkpoint_id(),
         )
@@ -118,6 +137,7 @@ class Generation:
         if not self.claim.owned:
             self._confirmed = {}
         self._now = 0.0
+        self._names = (f"{self.claim.generation:04d}-{n:04d}" for n in itertools.count())
 
     def change(self, add: str = "", remove: str = "") -> None:
         """Change the state: each letter is a word."""
@@ -138,14 +158,23 @@ class Generation:
         return pending.id
 
     def complete(self, number: int) -> int:
-        """Complete a checkpoint, step by step as the driver does."""
+        """Complete a checkpoint, step by step as the driver does.
+
+        Raises `CheckpointError` if another driver was first to write its metadata. The checkpoint has failed then.
+        """
         plan = self.coordinator.prepare_completion(
             number,
             self._now,
             shape=JobShape(self.paths.job, self.claim.generation, 1, 1, ("count",)),
             source=SourcePosition(number, {}),
         )
-        self.durable.write_metadata(plan.metadata)
+        try:
+            self.durable.write_metadata(plan.metadata)
+        except FencedError:
+            raise
+        except CheckpointError as error:
+            self.durable.tidy_up(self.coordinator.fail(number, str(error), self._now).delete)
+            raise
         self.durable.win_log_entry(plan)
         decision = self.coordinator.confirm_completion(number, self._now)
         self._confirmed = {file.identity: file.handle for _state, file in all_files(plan.metadata) if file.handle}
@@ -160,7 +189,7 @@ class Generation:
         uploaded: list[FileHandle] = []
         files = []
         for word in sorted(self.state):
-            name = uuid.uuid4().hex
+            name = next(self._names)
             target.storage.write(name, word.encode())
             uploaded.append(_handle(name, word))
             files.append(StateFile(word, word, True, uploaded[-1]))
@@ -184,7 +213,7 @@ class Generation:
     def _file(self, word: str, uploaded: list[FileHandle]) -> StateFile:
         handle = self._confirmed.get(word)
         if handle is None:
-            handle = _handle(self.paths.shared(uuid.uuid4().hex), word)
+            handle = _handle(self.paths.shared(next(self._names)), word)
             self.storage.write(handle.path, word.encode())
             uploaded.append(handle)
         return StateFile(word, word, True, handle)

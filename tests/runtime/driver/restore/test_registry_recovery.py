@@ -31,10 +31,9 @@ def _die_after_the_entry_of(run: Generation, add: str, remove: str = "") -> int:
     """Take a checkpoint, and die before anything that it dropped is deleted."""
     run.change(add, remove)
     number = run.upload()
-    run.storage.dies_at = 2  # `_metadata` and the entry
+    run.storage.stops_at = 2  # `_metadata` and the entry
     with pytest.raises(Crash):
         run.complete(number)
-    run.storage.revive()
     return number
 
 

@@ -10,6 +10,7 @@ import os
 import socket
 import time
 import uuid
+from dataclasses import replace
 from typing import NoReturn
 
 from strandline.checkpoint.home import Home
@@ -102,9 +103,12 @@ class JobLogStore:
         """The checkpoints in the job's folder that belong to the user and that the user has not deleted."""
         return [number for number in self.job_log.released if self._storage.exists(self._paths.metadata(number))]
 
-    def take_over(self) -> JobLog:
-        """Begin a new generation from where the job stands. This fences the drivers of all earlier generations."""
-        while not self.try_take_over(self.job_log.resume()):
+    def take_over(self, number_above: int = 0) -> JobLog:
+        """Begin a new generation from where the job stands. This fences the drivers of all earlier generations.
+
+        The ids of later checkpoints are greater than `number_above`.
+        """
+        while not self.try_take_over(replace(self.job_log.resume(), number_above=number_above)):
             self.load()
         return self.job_log
 

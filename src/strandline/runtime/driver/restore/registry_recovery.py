@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from strandline.checkpoint.coordinator import CheckpointCoordinator
 from strandline.checkpoint.metadata import CheckpointMetadata
-from strandline.errors import CheckpointError, CheckpointNotFoundError
+from strandline.errors import CheckpointError, CheckpointNotFoundError, StorageError
 from strandline.runtime.driver.restore.job_log import read_metadata
 from strandline.runtime.driver.restore.takeover import Claim
 from strandline.storage.external import delete_files
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 def recover_registry(coordinator: CheckpointCoordinator, claim: Claim) -> None:
     """Tell the coordinator of all checkpoints in the job's folder, and delete what an earlier driver could not delete.
 
-    Raises `FencedError` if another driver has taken the job over. Nothing is deleted then.
+    A deletion that fails is only logged. The next start tries again, or `gc` does. Raises `FencedError`, and deletes
+    nothing, if another driver has taken the job over.
     """
     found = _Checkpoints(claim)
     leftovers = coordinator.recover(found.retained(), found.dropped(), found.held())
@@ -32,8 +33,11 @@ def recover_registry(coordinator: CheckpointCoordinator, claim: Claim) -> None:
         return
     if leftovers or found.to_delete:
         claim.store.check_not_fenced()
-    delete_files(claim.storage, [handle.path for handle in leftovers])
-    claim.storage.delete([claim.paths.metadata(number) for number in found.to_delete])
+    try:
+        delete_files(claim.storage, [handle.path for handle in leftovers])
+        claim.storage.delete([claim.paths.metadata(number) for number in found.to_delete])
+    except StorageError as error:
+        log.warning("job %s: files of dropped checkpoints could not be deleted: %s", claim.paths.job, error)
 
 
 class _Checkpoints:

@@ -14,7 +14,7 @@ ARGS ?=
 # Folders with Python code; those that do not exist are left out.
 CODE := $(wildcard src tests bench examples scripts)
 
-.PHONY: help setup demo check test test-matrix second-store lint format typecheck bench docs clean lock
+.PHONY: help setup demo check test test-matrix second-store mini-hdfs lint format typecheck bench docs clean lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,10 @@ test-matrix: setup ## the runtime tests on every supported Spark and Python, e.g
 
 second-store: ## install versitygw, the second S3 server of the storage tests, into .tools/ (needs Go)
 	GOBIN=$(CURDIR)/.tools go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+
+mini-hdfs: ## fetch Hadoop's mini cluster, for the tests of hdfs://, into .tools/ (needs Maven)
+	mvn -q -B -f scripts/mini_hdfs.xml dependency:copy-dependencies -DincludeScope=runtime \
+		-DoutputDirectory=$(CURDIR)/.tools/hadoop
 
 lint: setup ## ruff's rules
 	$(BIN)/ruff check $(CODE)

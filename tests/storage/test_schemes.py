@@ -92,8 +92,8 @@ def test_a_plugin_cannot_replace_a_scheme_that_is_built_in(install: Install, tmp
 
 def test_an_unknown_scheme_names_the_schemes_of_plugins_too(install: Install) -> None:
     install("sl_test_shelf", SHELF, "shelf", "sl_test_shelf:ShelfStorage")
-    with pytest.raises(ConfigError, match=r"'hdfs://x'.*s3://.*shelf://.*install that package on every host"):
-        open_storage("hdfs://x")
+    with pytest.raises(ConfigError, match=r"'swift://x'.*s3://.*shelf://.*install that package on every host"):
+        open_storage("swift://x")
 
 
 @pytest.mark.parametrize(
@@ -134,3 +134,28 @@ def test_packages_are_searched_once_for_many_openings(install: Install, tmp_path
     for _ in range(20):
         open_storage(f"shelf://{tmp_path}")
     assert schemes_module._plugins.cache_info().misses == before
+
+
+# --- HDFS ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["hdfs:///x", "hdfs://namenode/x"])
+def test_an_hdfs_that_no_configuration_names_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HADOOP_CONF_DIR", "HADOOP_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=r"hdfs://host:8020/folder.*HADOOP_CONF_DIR"):
+        open_storage(url)
+
+
+def test_opening_an_hdfs_contacts_nobody_and_checks_the_options() -> None:
+    url = "hdfs://namenode.invalid:8020/x"
+    assert open_storage(f"{url}/", {"dfs.client.socket-timeout": "1000"}).url == url
+    with pytest.raises(ConfigError, match="unknown storage option 'endpoint'"):
+        open_storage(url, {"endpoint": "http://x"})
+
+
+def test_without_its_client_hdfs_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hdfs_native", None)
+    monkeypatch.delitem(sys.modules, "strandline.storage.hdfs", raising=False)
+    with pytest.raises(ConfigError, match=r"strandline\[hdfs\]"):
+        open_storage("hdfs://namenode:8020/x")

@@ -59,12 +59,11 @@ class TestS3(StorageContract):
 # --- opening -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("url", ["hdfs://namenode/ckpt", "hdfs:///ckpt", "ftp://host/x", "S4://bucket", "http://h/x"])
+@pytest.mark.parametrize("url", ["ftp://host/x", "S4://bucket", "http://h/x"])
 def test_an_unsupported_scheme_lists_the_supported_ones(url: str) -> None:
     with pytest.raises(ConfigError, match=r"supported: a local path, file://, s3://.*gs://, az://") as raised:
         open_storage(url)
     assert "faulty+" not in str(raised.value)
-    assert ("HDFS is not in this release" in str(raised.value)) == url.startswith("hdfs")
 
 
 def test_a_relative_path_means_the_same_after_a_change_of_directory(
@@ -145,6 +144,11 @@ def test_a_write_that_was_cut_off_is_never_listed(local: LocalStorage) -> None:
     local.write("dir/file", b"1")
     (local.root / "dir" / ".tmp-half").write_bytes(b"half")
     assert [file.path for file in local.list()] == ["dir/file"]
+    for storage in (local, open_storage(f"faulty+file://{local.root}")):
+        assert [(file.path, file.size) for file in storage.unfinished()] == [("dir/.tmp-half", 4)]
+        assert list(storage.unfinished("elsewhere")) == []
+    storage.delete_unfinished(["dir/.tmp-half", "gone/.tmp-1"])
+    assert files_on_disk(local) == ["dir", "dir/file"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

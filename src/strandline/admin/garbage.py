@@ -26,22 +26,19 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 from strandline.checkpoint.job_log import Entry, JobLog, Takeover, decode_entry
 from strandline.checkpoint.metadata import CheckpointMetadata, file_paths
-from strandline.errors import CheckpointError, FencedError, IncompatibleCheckpointError, NotFoundError, StorageError
+from strandline.errors import CheckpointError, FencedError, IncompatibleCheckpointError, NotFoundError
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.storage import JobPaths, Storage, StoredFile
 from strandline.storage.base import TEMPORARY
 from strandline.storage.external import delete_files, inner_path, list_files, root_of
-from strandline.storage.local import LocalStorage
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +158,7 @@ def find_garbage(
         ours = store.take_over(max((number for number in numbers if number is not None), default=0)).generation
         log.info("job %s: taken over as generation %d to clean up", job, ours)
     needed = [path for metadata in _readable(storage, paths, store, others) for path in file_paths(metadata)]
-    listing = [*list_files(storage, paths.root, needed), *_temporary_files(storage, paths)]
+    listing = [*list_files(storage, paths.root, needed), *storage.unfinished(paths.root)]
     while True:
         known = store.load()
         _check_ours(storage, paths, known)
@@ -212,7 +209,7 @@ def delete_garbage(
             )
         temporary = [path for path in some if path.rpartition("/")[2].startswith(TEMPORARY)]
         delete_files(storage, set(some).difference(temporary))
-        _delete_temporary(storage, temporary)
+        storage.delete_unfinished(temporary)
         progress(len(some))
 
 
@@ -269,34 +266,3 @@ def _began_by_takeover(
     if not isinstance(first, Takeover):
         return -math.inf, None
     return min(first.time, times[first.sequence]), first.owner
-
-
-# --- temporary files -------------------------------------------------------------------------------
-
-
-def _temporary_files(storage: Storage, paths: JobPaths) -> list[StoredFile]:
-    """Half-written files of killed writers. Only file systems have them: an object store shows whole objects only."""
-    if not isinstance(storage, LocalStorage):
-        return []
-    found: list[StoredFile] = []
-    for folder, _folders, names in os.walk(storage.root / paths.root):
-        for name in names:
-            if name.startswith(TEMPORARY):
-                file = Path(folder, name)
-                with suppress(FileNotFoundError):  # It was finished after the folder was read.
-                    stat = file.stat()
-                    found.append(StoredFile(file.relative_to(storage.root).as_posix(), stat.st_size, stat.st_mtime))
-    return found
-
-
-def _delete_temporary(storage: Storage, paths: list[str]) -> None:
-    if not isinstance(storage, LocalStorage):
-        return
-    for path in paths:
-        file = storage.root / path
-        try:
-            file.unlink(missing_ok=True)
-        except OSError as error:
-            raise StorageError(f"cannot delete {file}: {error.strerror or error}; check the rights there") from error
-        with suppress(OSError):  # The folder is not empty.
-            file.parent.rmdir()

@@ -55,7 +55,7 @@ class Config:
         REQUIRED,
         kinds.PATH,
         keys=("state.backend.fs.checkpointdir", "state.checkpoints.dir", "execution.checkpointing.dir"),
-        doc="Durable storage for checkpoints: a path, or a `file://`, `s3://`, `gs://` or `az://` URL.",
+        doc="Durable storage for checkpoints: a path, or a `file://`, `s3://`, `gs://`, `az://` or `hdfs://` URL.",
         missing='say where checkpoints go, for instance Config(checkpoint_dir="s3://bucket/checkpoints") '
         "or a path that the driver and every executor can reach",
     )
@@ -94,8 +94,8 @@ class Config:
         default=option(
             {},
             kinds.SETTINGS,
-            doc="Settings of the object store (`endpoint`, `region`, `access_key_id`, ...), over those from the "
-            "environment. Flink's `s3.endpoint`, `s3.endpoint.region`, `s3.access-key`, `s3.secret-key` and "
+            doc="Settings of the object store (`endpoint`, `region`, `access_key_id`, ...) or of HDFS, over those from "
+            "the environment. Flink's `s3.endpoint`, `s3.endpoint.region`, `s3.access-key`, `s3.secret-key` and "
             "`s3.path.style.access` arrive here.",
         ),
         repr=False,

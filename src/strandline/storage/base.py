@@ -88,6 +88,16 @@ class Storage(ABC):
     def exists(self, path: str) -> bool:
         """Whether there is a file at `path`. A folder does not count."""
 
+    def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
+        """The temporary files below the folder `prefix`, of writers that are at work or were killed.
+
+        Only file systems have them: an object store shows whole objects only.
+        """
+        return iter(())
+
+    def delete_unfinished(self, paths: Iterable[str]) -> None:  # noqa: B027  # a storage without such files inherits it
+        """Delete files that `unfinished` returned. A missing file is not an error."""
+
 
 def checked_path(path: str) -> str:
     """`path` itself, if every storage accepts it. Raises `StorageError` otherwise."""

@@ -105,6 +105,22 @@ class LocalStorage(Storage):
         with _translated(self._at(path)):
             return self._at(path).is_file()
 
+    def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
+        for folder, _folders, names in os.walk(self.root / checked_prefix(prefix)):
+            for name in names:
+                if name.startswith(TEMPORARY):
+                    file = Path(folder, name)
+                    with suppress(FileNotFoundError):  # It was finished after the folder was read.
+                        stat = file.stat()
+                        yield StoredFile(file.relative_to(self.root).as_posix(), stat.st_size, stat.st_mtime)
+
+    def delete_unfinished(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            file = self.root / path
+            with _translated(file):
+                file.unlink(missing_ok=True)
+            self._prune(file.parent)
+
     # --- how ---------------------------------------------------------------------------------
 
     def _at(self, path: str) -> Path:

@@ -1,4 +1,4 @@
-"""Opens the storage of a URL, chosen by the scheme: local files, object stores, and the schemes of plugins.
+"""Opens the storage of a URL, chosen by the scheme: local files, object stores, HDFS, and the schemes of plugins.
 
 A plugin is an entry point of the group `strandline.storage` in any installed package. Its name is a scheme (`swift`),
 or the beginning of schemes if the name ends with `+` (`faulty+` opens `faulty+file://` and `faulty+s3://`). Its value
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 PLUGIN_GROUP = "strandline.storage"
+HDFS_SCHEMES = ("hdfs", "viewfs")
 
 
 def open_storage(url: str, options: Mapping[str, str] | None = None, *, private: bool = True) -> Storage:
-    """The storage whose root is `url`: a local path, or a URL with the scheme `file`, `s3`, `gs`, `az` or a plugin's.
+    """The storage whose root is `url`: a local path, or a URL (`file`, `s3`, `gs`, `az`, `hdfs`, or a plugin's scheme).
 
-    `options` are settings of an object store (`endpoint`, `region`, `access_key_id`, ...) and override those from the
-    environment. Local files take none. Unless the storage is `private`, other users may read local files as the umask
-    says. Opening contacts and creates nothing. Raises `ConfigError` for an unknown scheme, an unknown option, or a
-    plugin that cannot be loaded.
+    `options` are settings of an object store (`endpoint`, `region`, `access_key_id`, ...) or of HDFS, and override
+    those from the environment. Local files take none. Unless the storage is `private`, other users may read local
+    files as the umask says. Opening contacts and creates nothing. Raises `ConfigError` for an unknown scheme, an
+    unknown option, or a plugin that cannot be loaded.
     """
     storage = _open(url, options)
     storage.options = MappingProxyType(dict(options or {}))
@@ -51,18 +52,30 @@ def _open(url: str, options: Mapping[str, str] | None) -> Storage:
         return LocalStorage(url)
     if scheme in OBJECT_STORE_SCHEMES:
         return ObjectStorage(url, options)
+    if scheme in HDFS_SCHEMES:
+        return _open_hdfs(url, options)
     plugins = _plugins(tuple(sys.path))
     names = [name for name in plugins if scheme == name or (name.endswith("+") and scheme.startswith(name))]
     if not names:
         # A name with "+" wraps another scheme. Such plugins are for tests, so the error does not offer them.
         whole = [name for name in plugins if not name.endswith("+")]
-        supported = ", ".join(f"{name}://" for name in ("file", *OBJECT_STORE_SCHEMES, *whole))
-        problem = "HDFS is not in this release" if scheme == "hdfs" else "its scheme is not supported"
+        supported = ", ".join(f"{name}://" for name in ("file", *OBJECT_STORE_SCHEMES, *HDFS_SCHEMES, *whole))
         raise ConfigError(
-            f"the storage {url!r} cannot be opened: {problem}; supported: a local path, {supported}. If another "
-            "package provides the scheme, install that package on every host"
+            f"the storage {url!r} cannot be opened: its scheme is not supported; supported: a local path, "
+            f"{supported}. If another package provides the scheme, install that package on every host"
         )
     return _opened_by(plugins[max(names, key=len)], url, options)
+
+
+def _open_hdfs(url: str, options: Mapping[str, str] | None) -> Storage:
+    try:
+        from strandline.storage.hdfs import HdfsStorage  # its client is an extra of the package
+    except ImportError as error:
+        raise ConfigError(
+            f"the storage {url!r} needs the HDFS client, which is not installed: {error}; run pip install "
+            '"strandline[hdfs]" on every host'
+        ) from error
+    return HdfsStorage(url, options)
 
 
 def _scheme(url: str) -> str:

@@ -108,6 +108,12 @@ class FaultyStorage(Storage):
         with self._call("exists", path):
             return self._inner.exists(path)
 
+    def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
+        return self._inner.unfinished(prefix)
+
+    def delete_unfinished(self, paths: Iterable[str]) -> None:
+        self._inner.delete_unfinished(paths)
+
     # --- the faults ----------------------------------------------------------------------------
 
     @contextmanager

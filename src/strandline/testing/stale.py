@@ -105,6 +105,12 @@ class StaleStorage(Storage):
         before = self._before("exists", path)
         return self._inner.exists(path) if before is None else before.data is not None
 
+    def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
+        return self._inner.unfinished(prefix)
+
+    def delete_unfinished(self, paths: Iterable[str]) -> None:
+        self._inner.delete_unfinished(paths)
+
     # --- the past ------------------------------------------------------------------------------
 
     def _lies(self, operation: str, path: str) -> bool:

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, settings
 
 from strandline.errors import ConfigError, DamagedFileError, DirectoryNotOursError, StorageError
 from strandline.state.backends.base import SnapshotFile, StateBackend
-from strandline.state.backends.factory import RestoredFile, load_snapshot, open_backend
+from strandline.state.backends.factory import BACKENDS, RestoredFile, load_snapshot, open_backend
 from strandline.state.backends.full_snapshot import read_full_snapshot, write_full_snapshot
-from strandline.state.backends.rocksdb import RocksDBBackend, RocksDBMemory
+from strandline.state.backends.rocksdb import RocksDBBackend, RocksDBMemory, RocksDBOptions
 from strandline.testing.backend import BackendContract, Opener, key, restorable
 from strandline.testing.backend_machine import BackendMachine
 from tests.examples import examples
@@ -221,3 +221,39 @@ def test_any_damage_to_a_full_snapshot_is_found(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(DamagedFileError, match="missing"):
         read_full_snapshot(path)
+
+
+@pytest.mark.parametrize("count", [5, 40, 20_000])
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_damaged_block_is_an_error_and_never_the_end_of_a_scan(kind: str, count: int, tmp_path: Path) -> None:
+    """RocksDB's fast iterators end at a damaged block as if there were no more entries."""
+    backend = open_backend("rocksdb", tmp_path / "db", options=RocksDBOptions(compression="none"))
+    keys = [b"\0\0%06d" % number for number in range(count)]
+    backend.apply(keys, [b"x" * 100] * count)
+    files = [RestoredFile(f.name, f.path, f.identity, f.shared) for f in backend.snapshot(tmp_path / "s").write()]
+    backend.close()
+    table = next(file for file in files if file.shared)
+    data = bytearray(table.path.read_bytes())
+    data[data.index(b"x" * 100, len(data) // 3 if count > 5 else 0)] ^= 1
+    table.path.write_bytes(data)
+    with pytest.raises(DamagedFileError, match="Corruption"):  # noqa: PT012 - the heap reads all when it is opened
+        opened = open_backend(kind, tmp_path / "again", restored_files=files)
+        try:
+            with pytest.raises(DamagedFileError, match="Corruption"):
+                opened.get_many(keys)
+            list(opened.scan(b""))
+        finally:
+            opened.close()
+
+
+def test_a_full_snapshot_of_a_damaged_database_is_not_written(tmp_path: Path) -> None:
+    backend = open_backend("rocksdb", tmp_path / "db", options=RocksDBOptions(compression="none"))
+    backend.apply([b"\0\0%06d" % number for number in range(5_000)], [b"x" * 100] * 5_000)
+    snapshot = backend.snapshot(tmp_path / "s", full=True)
+    table = next((tmp_path / "s" / "frozen").glob("*.sst"))
+    data = bytearray(table.read_bytes())
+    data[data.index(b"x" * 100, len(data) // 3)] ^= 1
+    table.write_bytes(data)
+    with pytest.raises(DamagedFileError, match="Corruption"):
+        snapshot.write()
+    backend.close()

@@ -6,7 +6,6 @@ import shutil
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Final, cast
@@ -19,7 +18,6 @@ from rocksdict import (
     IngestExternalFileOptions,
     Options,
     Rdict,
-    ReadOptions,
     SstFileWriter,
     WriteBatch,
 )
@@ -28,6 +26,7 @@ from strandline.config.rocksdb import RocksDBOptions
 from strandline.errors import ConfigError, StorageError, StorageFullError
 from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
 from strandline.state.backends.full_snapshot import FULL_SNAPSHOT_NAME, write_full_snapshot
+from strandline.state.backends.rocksdb_scans import SHORT_SCAN, long_scan, raise_if_damaged, scan_head, whole_scan
 from strandline.state.backends.rocksdb_setup import RocksDBMemory, bounded, rocksdict_options, without_log
 from strandline.state.backends.rocksdb_tuning import Tune, check_tuned
 from strandline.state.disk_full import disk_full_error, is_disk_full
@@ -41,12 +40,10 @@ _FLUSH_DELETES: Final = 65_536
 """Number of deletes after which the write buffer is flushed. Until a compaction removes deleted entries and their
 tombstones, scans pass over both. Compaction needs files, and only frequent checkpoints would flush a small state."""
 _LOADED_FILE_BYTES: Final = 64 << 20
-_SHORT_SCAN: Final = 32
 _READER_MEMORY: Final = 16 << 20
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _DEFAULTS: Final = RocksDBOptions()
 _READ_WRITE: Final = AccessType.read_write()
-_Items = Iterator[tuple[bytes, bytes]]
 
 
 class RocksDBBackend(StateBackend):
@@ -97,21 +94,28 @@ class RocksDBBackend(StateBackend):
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         found: list[bytes | None] = []
-        for at in range(0, len(keys), _READ_ENTRIES):
-            found += cast("list[bytes | None]", self._db.get(list(keys[at : at + _READ_ENTRIES])))
+        try:
+            for at in range(0, len(keys), _READ_ENTRIES):
+                found += cast("list[bytes | None]", self._db.get(list(keys[at : at + _READ_ENTRIES])))
+        except Exception as error:
+            raise_if_damaged(error, self._directory)
+            raise
         return found
 
     def get(self, key: bytes) -> bytes | None:
-        return cast("bytes | None", self._db.get(key))
+        try:
+            return cast("bytes | None", self._db.get(key))
+        except Exception as error:
+            raise_if_damaged(error, self._directory)
+            raise
 
     def scan(self, start: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         bounds = bounded(end)
-        items = cast(_Items, self._db.items(from_key=start, read_opt=bounds))
-        head = list(islice(items, _SHORT_SCAN))
-        if len(head) < _SHORT_SCAN:
+        head = scan_head(self._db, start, bounds, self._directory)
+        if len(head) < SHORT_SCAN:
             return iter(head)
         # An open iterator keeps the database open and locked, so `close` must be able to close it.
-        scan = _long_scan(head, items, bounds)
+        scan = long_scan(self._db, head, bounds, self._directory)
         self._long_scans.add(scan)
         return scan
 
@@ -250,15 +254,6 @@ def _open_tuned(directory: Path, options: RocksDBOptions, memory: RocksDBMemory,
     return db
 
 
-def _long_scan(
-    head: list[tuple[bytes, bytes]],
-    items: _Items,
-    bounds: ReadOptions,  # kept alive, because `items` points into it
-) -> Generator[tuple[bytes, bytes]]:
-    yield from head
-    yield from items
-
-
 class _IncrementalSnapshot(Snapshot):
     """RocksDB's own checkpoint: a flush and hard links. It does not depend on the running database."""
 
@@ -300,7 +295,7 @@ class _FullSnapshot(Snapshot):
             options = rocksdict_options(_DEFAULTS, RocksDBMemory(_READER_MEMORY))
             db = _open(self._frozen, options, AccessType.read_only())
             try:
-                size = write_full_snapshot(path, cast(_Items, db.items()), self._compression)
+                size = write_full_snapshot(path, whole_scan(db, self._frozen), self._compression)
             finally:
                 db.close()
             self._files = [SnapshotFile(path.name, path, size, identity=f"full/{uuid4().hex}", shared=False)]

@@ -18,10 +18,11 @@ from msgspec.structs import replace
 from strandline.admin.verification import verify_files
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SourcePosition, all_files, keyed_files
-from strandline.errors import CheckpointError
+from strandline.errors import CheckpointError, StorageError
 from strandline.runtime.protocol.messages import SnapshotReport, UploadSettings
 from strandline.runtime.taskmanager.snapshot_uploads import SnapshotUploader, SubtaskSnapshot
 from strandline.storage.local import LocalStorage
+from strandline.testing.faults import FaultyStorage
 from tests.examples import examples
 from tests.runtime.taskmanager.changelog.host import upload_settings
 from tests.waiting import wait_until
@@ -229,6 +230,44 @@ def test_an_upload_that_is_given_up_ends_early_and_leaves_nothing(tmp_path: Path
         uploader.upload(1, [snapshot(tmp_path / "slot", {f"{n}.sst": 10 for n in range(20)})])
     assert list(storage.list()) == []
     uploader.close()
+
+
+def test_checkpoints_that_are_given_up_while_storage_hangs_do_not_pile_up(tmp_path: Path) -> None:
+    switch = tmp_path / "switch"
+    switch.touch()
+    storage = FaultyStorage(
+        f"faulty+file://{tmp_path}/durable", {"fail_pattern": "^upload", "fail_mode": "hang", "switch": str(switch)}
+    )
+    uploader = SnapshotUploader(storage, "visits", upload_settings(small_bytes=0), threads=2)
+    with ThreadPoolExecutor(8) as pool:
+        uploads = [
+            pool.submit(uploader.upload, number, [snapshot(tmp_path, {"a.sst": 1000, "b.sst": 1000})])
+            for number in range(1, 9)
+        ]
+        wait_until(lambda: len(uploader._running) == 8 and uploader._pool._work_queue.qsize() == 14)
+        for number in range(1, 9):
+            uploader.aborted(number)
+        # At most two have an upload that runs, and must wait for it.
+        wait_until(lambda: sum(upload.done() for upload in uploads) >= 6)
+        switch.unlink()
+        for upload in uploads:
+            with pytest.raises(CheckpointError, match="given up"):
+                upload.result(10)
+    assert list(storage.list()) == []
+
+
+@pytest.mark.parametrize("mode", ["before", "unknown", "after"])
+def test_an_upload_that_fails_before_or_after_it_happened_leaves_nothing(tmp_path: Path, mode: str) -> None:
+    storage = FaultyStorage(
+        f"faulty+file://{tmp_path}/durable", {"fail_pattern": "^(upload|write)", "fail_mode": mode, "fail_times": "1"}
+    )
+    uploader = SnapshotUploader(storage, "visits", upload_settings(small_bytes=0), threads=2)
+    files = {"a.sst": 1000, "b.sst": 1000}
+    with pytest.raises(StorageError, match="fails on purpose"):
+        uploader.upload(1, [snapshot(tmp_path, files)])
+    assert list(storage.list()) == []
+    (ack,) = uploader.upload(2, [snapshot(tmp_path, files)])
+    assert {file.path for file in storage.list()} == {handle.path for handle in ack.uploaded}
 
 
 def test_an_upload_of_the_generation_before_leaves_the_next_ones_records_alone(tmp_path: Path) -> None:

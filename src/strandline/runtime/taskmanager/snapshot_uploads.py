@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -91,6 +91,8 @@ class _Upload:
     lasting: bool
     begun: list[str] = field(default_factory=list)
     """Paths at which a file may be stored by now."""
+    work: list[Future[None]] = field(default_factory=list)
+    """The uploads of its files. Those that have not begun are cancelled when the checkpoint is given up."""
     given_up: bool = False
 
 
@@ -228,16 +230,20 @@ class SnapshotUploader:
                 file.stored_as(None, file.local.read_bytes())
             else:
                 (small if file.size < self._settings.small_bytes else large).append(file)
-        work: list[Future[None]] = []
         try:
             for pack in (*([file] for file in large), *grouped(small, attrgetter("size"), self._pack_bytes)):
-                work.append(self._pool.submit(self._store, upload, pack))
-            for one in work:
+                with self._lock:
+                    if upload.given_up:
+                        raise _given_up(upload.checkpoint_id)
+                    upload.work.append(self._pool.submit(self._store, upload, pack))
+            for one in upload.work:
                 one.result()
-        except BaseException:
+        except BaseException as error:
             # Nobody will ever refer to these files, and the slots may release the snapshot that uploads still read.
-            wait([one for one in work if not one.cancel()])
+            wait([one for one in upload.work if not one.cancel()])
             delete_unneeded(self._storage, upload.begun)
+            if isinstance(error, CancelledError) and upload.given_up:
+                raise _given_up(upload.checkpoint_id) from None
             raise
 
     def _name_known(self, snapshots: Sequence[SubtaskSnapshot], files: Sequence[Sequence[_File]]) -> list[_File]:
@@ -310,6 +316,8 @@ class SnapshotUploader:
             running = self._running.get(checkpoint_id)
             if running is not None:
                 running.given_up = True
+                for one in running.work:
+                    one.cancel()
             self._pending.pop(checkpoint_id, None)
             self._named.pop(checkpoint_id, None)
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 TRIES: Final = 4
 """How often a step is tried: its caller is told of a failure, and tries again."""
 
+PAUSE: Final = 0.5
+"""Seconds between two tries."""
+
 
 class Teller:
     """Carries the steps of one trial out, and notes what its caller was told."""
@@ -117,6 +120,7 @@ class Teller:
                 if attempt == TRIES - 1:
                     raise
                 self.notes.append(f"start: {type(error).__name__}: {error}")
+                time.sleep(PAUSE)
 
     def process(self, files: int) -> None:
         """Write so many input files, and wait until they are covered."""
@@ -153,6 +157,7 @@ class Teller:
                 if self._run.status in ("failed", "cancelled", "stopped"):
                     self.deaths.append(text)
                     self._ended()
+                time.sleep(PAUSE)
         return None
 
     def _collect_garbage(self) -> None:

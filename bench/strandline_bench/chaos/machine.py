@@ -266,9 +266,10 @@ class Machine:
         size = worker.log.stat().st_size
         worker.process.send_signal(signal.SIGUSR1)
         time.sleep(1.0)  # faulthandler writes without a sign of its end
-        text = worker.log.read_bytes()[size:].decode(errors="replace")
+        threads = worker.log.read_bytes()[size:].decode(errors="replace").split("\n\n")
         self._end_worker()
-        return f"no end after {PATIENCE:.0f} s. Threads of the driver:\n{text}"
+        ours = "\n\n".join(thread for thread in threads if "/strandline" in thread)
+        return f"no end after {PATIENCE:.0f} s. Threads of the driver:\n{ours}"
 
     def _left_processes(self, patience: float = HEARTBEAT + 5.0) -> list[str]:
         if self._current is None:

@@ -20,6 +20,7 @@ from strandline.checkpoint import (
     SubtaskAck,
     SubtaskState,
 )
+from strandline.checkpoint.decisions import FailDecision
 from strandline.checkpoint.metadata import keyed_files
 from strandline.errors import CheckpointError
 
@@ -390,3 +391,42 @@ def test_the_figures_of_a_checkpoint() -> None:
         (1, 3500.0, 3290.0),
     ]
     assert [one.alignment_ms for one in stats.subtasks] == [0.0, 500.0]
+
+
+def test_a_pending_savepoint_takes_no_place_and_no_time_from_checkpoints() -> None:
+    c = coordinator(min_pause=5.0)
+    savepoint = c.trigger(1.0, 1.0, 0, kind="savepoint")
+    assert c.should_trigger(10.0, 0)
+    first = c.trigger(10.0, c.due_at(), 0)
+    for subtask in range(2):
+        c.acknowledge(first.id, "count", subtask, ack(subtask, {}, set()))
+    complete(c, first.id, 11.0)
+    c.fail(savepoint.id, "too slow", 19.0)
+    assert c.should_trigger(20.0, 1)
+
+
+def test_the_times_of_a_checkpoint_are_shown_as_seconds_since_the_epoch() -> None:
+    c = coordinator()
+    pending = c.trigger(12.0, 11.0, 0, epoch=1000.0)
+    for subtask in range(2):
+        c.acknowledge(pending.id, "count", subtask, ack(subtask, {}, set()))
+    metadata = c.prepare_completion(pending.id, 14.0, shape=SHAPE, source=SourcePosition(0, {})).metadata
+    assert (metadata.trigger_time, metadata.completed_time) == (1011.0, 1014.0)
+    c.confirm_completion(pending.id, 15.0)
+    (stats,) = c.history.checkpoints()
+    assert (stats.trigger_time, stats.start_delay_ms, stats.end_to_end_ms) == (1011.0, 1000.0, 4000.0)
+
+
+def test_a_checkpoint_whose_log_entry_may_exist_can_only_be_finished() -> None:
+    c = coordinator()
+    pending = c.trigger(10.0, 10.0, 0)
+    for subtask in range(2):
+        c.acknowledge(pending.id, "count", subtask, ack(subtask, {"a": f"a{subtask}"}, {f"a{subtask}"}))
+    with pytest.raises(CheckpointError, match="not prepared"):
+        c.enter(pending.id)
+    c.prepare_completion(pending.id, 11.0, shape=SHAPE, source=SourcePosition(0, {}))
+    c.enter(pending.id)
+    assert c.fail(pending.id, "storage is away", 12.0) == FailDecision()
+    assert c.fail_all("the run ended", 12.0) == FailDecision(reason="the run ended")
+    assert c.expire(1e9) == ()
+    assert c.confirm_completion(pending.id, 13.0).retained == (pending.id,)

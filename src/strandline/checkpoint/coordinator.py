@@ -46,7 +46,7 @@ class CheckpointCoordinator:
     `enter`, win the log entry, publish the sink rows, `confirm_completion`, delete what it returns. One checkpoint
     completes at a time. If `_metadata` cannot be written, the caller calls `fail`. After `enter` only the log entry
     decides: if it is ours, confirm; if it is another driver's, or its outcome stays unknown, stop without another call.
-    All times are seconds of one clock, which the caller chooses.
+    All times are seconds of one clock, which the caller chooses, and which should never be set.
     """
 
     def __init__(
@@ -165,10 +165,14 @@ class CheckpointCoordinator:
             return committed_batch is not None and self._schedule.has_place()
         return self._schedule.due_at() <= now
 
-    def trigger(self, now: float, due_time: float, batch: int, *, kind: Kind = "checkpoint") -> PendingCheckpoint:
+    def trigger(
+        self, now: float, due_time: float, batch: int, *, kind: Kind = "checkpoint", epoch: float = 0.0
+    ) -> PendingCheckpoint:
         """Begin a checkpoint with its barrier `now`, after `batch`. Its trigger time is `due_time`.
 
-        Raises `CheckpointError` if `max_concurrent` are in progress. A savepoint may always begin.
+        `epoch` is what makes seconds since the epoch of a time: figures and metadata show those. Raises
+        `CheckpointError` if `max_concurrent` are in progress. A savepoint may always begin, and no checkpoint waits for
+        it.
         """
         if kind == "checkpoint" and not self._schedule.has_place():
             raise CheckpointError(
@@ -182,11 +186,13 @@ class CheckpointCoordinator:
             trigger_time=min(due_time, now),
             barrier_time=now,
             subtasks=self._subtasks,
+            epoch=epoch,
         )
         self._next_id += 1
         self._pending[pending.id] = pending
         self._schedule.committed(batch, now)
-        self._schedule.begin(pending.id, batch if kind == "checkpoint" else None, pending.trigger_time, now)
+        if kind == "checkpoint":
+            self._schedule.begin(pending.id, batch, pending.trigger_time, now)
         self.history.record(checkpoint_stats(pending, "in_progress"))
         return pending
 
@@ -216,22 +222,23 @@ class CheckpointCoordinator:
         pending.add(ack)
         return AckDecision("ready" if pending.ready else "waiting")
 
-    def fail(self, checkpoint_id: int, reason: str, now: float) -> FailDecision:
+    def fail(self, checkpoint_id: int, reason: str, now: float, *, counts: bool = True) -> FailDecision:
         """Give up a pending checkpoint. Returns its uploads for deletion, and whether the run must fail.
 
-        An id that is not pending changes nothing, and neither does a checkpoint whose log entry may exist: it can only
+        `counts`: whether it is one of the failures that the job tolerates only so many of; a savepoint never is. An id
+        that is not pending changes nothing, and neither does a checkpoint whose log entry may exist: it can only
         be finished.
         """
         pending = self._pending.get(checkpoint_id)
         if pending is None or pending.entered:
             return FailDecision()
         delete = self._abort([pending], reason, now)
-        if pending.kind == "checkpoint":
-            self._failures += 1
+        counts = counts and pending.kind == "checkpoint"
+        self._failures += counts
         return FailDecision(
             failed=(checkpoint_id,),
             delete=delete,
-            run_must_fail=pending.kind == "checkpoint" and self._failures > self._tolerable_failures,
+            run_must_fail=counts and self._failures > self._tolerable_failures,
             reason=(
                 f"Checkpoint {checkpoint_id} failed: {reason} "
                 f"({self._failures} in a row, {self._tolerable_failures} tolerated)"
@@ -302,8 +309,8 @@ class CheckpointCoordinator:
             subtasks=tuple(_rewritten(states, matched.replaced)),
             source=source,
             sink_files=tuple(sink_files),
-            trigger_time=pending.trigger_time,
-            completed_time=now,
+            trigger_time=pending.trigger_time + pending.epoch,
+            completed_time=now + pending.epoch,
             properties=dict(properties or {}),
         )
         duplicates = self._registry.unused(pending.uploads()) if pending.kind == "checkpoint" else ()
@@ -399,7 +406,8 @@ class CheckpointCoordinator:
         return self._registry.unused(uploads)
 
     def _end(self, pending: PendingCheckpoint, now: float, completed: bool) -> None:
-        self._schedule.end(pending.id, now, completed)
+        if pending.kind == "checkpoint":
+            self._schedule.end(pending.id, now, completed)
         del self._pending[pending.id]
         if self._completing == pending.id:
             self._completing = None

@@ -45,6 +45,8 @@ class PendingCheckpoint:
     barrier_time: float
     """When the barrier was taken."""
     subtasks: frozenset[Subtask]
+    epoch: float = 0.0
+    """What makes seconds since the epoch of the times above. Acknowledgements have such seconds."""
     acks: dict[Subtask, SubtaskAck] = field(default_factory=dict)
     uploaded_paths: set[str] = field(default_factory=set)
     known_paths: set[str] = field(default_factory=set)

@@ -17,7 +17,8 @@ class TriggerSchedule:
         self._interval_start = start_time
         self._last_end = -math.inf
         self._freed_at = -math.inf
-        self._running: dict[int, int | None] = {}
+        self._running: dict[int, int] = {}
+        """The checkpoints in progress, each with the batch it covers. Savepoints take no place among them."""
         self._covered = -1 if covered_batch is None else covered_batch
         self._committed = -1
         self._work_since = math.inf
@@ -44,14 +45,13 @@ class TriggerSchedule:
         """Whether fewer than `max_concurrent` checkpoints are in progress."""
         return len(self._running) < self._max_concurrent
 
-    def begin(self, checkpoint_id: int, barrier: int | None, due_time: float, now: float) -> None:
-        """Record that a checkpoint was triggered. `barrier` is the batch it covers, None for a savepoint."""
+    def begin(self, checkpoint_id: int, barrier: int, due_time: float, now: float) -> None:
+        """Record that a checkpoint was triggered. `barrier` is the batch it covers."""
         self._running[checkpoint_id] = barrier
-        if barrier is not None:
-            # The interval counts from the due time, so that waiting for the end of a batch does not stretch it. A
-            # schedule that is late by a whole interval restarts from now and does not catch up.
-            self._interval_start = due_time if now - due_time < self._interval else now
-            self._update_work(now)
+        # The interval counts from the due time, so that waiting for the end of a batch does not stretch it. A schedule
+        # that is late by a whole interval restarts from now and does not catch up.
+        self._interval_start = due_time if now - due_time < self._interval else now
+        self._update_work(now)
 
     def end(self, checkpoint_id: int, now: float, completed: bool) -> None:
         """Record that a checkpoint completed or failed."""
@@ -59,7 +59,7 @@ class TriggerSchedule:
             self._freed_at = now
         barrier = self._running.pop(checkpoint_id)
         self._last_end = max(self._last_end, now)
-        if completed and barrier is not None:
+        if completed:
             self._covered = max(self._covered, barrier)
         self._update_work(now)
 
@@ -68,5 +68,5 @@ class TriggerSchedule:
         return len(self._running) >= (1 if self._min_pause > 0 else self._max_concurrent)
 
     def _update_work(self, now: float) -> None:
-        covered = max(self._covered, *(barrier for barrier in self._running.values() if barrier is not None), -1)
+        covered = max(self._covered, *self._running.values(), -1)
         self._work_since = min(self._work_since, now) if self._committed > covered else math.inf

@@ -77,13 +77,16 @@ def checkpoint_stats(
 ) -> CheckpointStats:
     """The figures of `pending`: as it ended at `end_time`, or as it stands now without `end_time`."""
     acks = pending.acks
+    trigger, barrier = pending.trigger_time + pending.epoch, pending.barrier_time + pending.epoch
     barriers = [ack.barrier_time for ack in acks.values()]
-    first = min(barriers, default=pending.barrier_time)
+    first = min(barriers, default=barrier)
     if end_time is None:
-        end_time = max((ack.ack_time for ack in acks.values()), default=pending.barrier_time)
+        end = max((ack.ack_time for ack in acks.values()), default=barrier)
+    else:
+        end = end_time + pending.epoch
     subtasks = []
     for (operator, subtask), ack in sorted(acks.items()):
-        end_to_end = _ms(ack.ack_time - pending.trigger_time)
+        end_to_end = _ms(ack.ack_time - trigger)
         subtasks.append(
             SubtaskStats(
                 operator=operator,
@@ -104,13 +107,13 @@ def checkpoint_stats(
         status=status,
         kind=pending.kind,
         batch_id=pending.batch,
-        trigger_time=pending.trigger_time,
-        end_to_end_ms=_ms(end_time - pending.trigger_time),
+        trigger_time=trigger,
+        end_to_end_ms=_ms(end - trigger),
         sync_ms=max((ack.sync_ms for ack in acks.values()), default=0.0),
         async_ms=max((ack.async_ms for ack in acks.values()), default=0.0),
-        start_delay_ms=_ms(pending.barrier_time - pending.trigger_time),
+        start_delay_ms=_ms(barrier - trigger),
         alignment_ms=_ms(max(barriers, default=first) - first),
-        barrier_to_completed_ms=_ms(end_time - pending.barrier_time),
+        barrier_to_completed_ms=_ms(end - barrier),
         checkpointed_bytes=sum(ack.checkpointed_bytes for ack in acks.values()),
         full_bytes=sum(ack.full_bytes for ack in acks.values()),
         path=path,

@@ -9,8 +9,8 @@ import pytest
 
 from strandline.checkpoint.decisions import CompletionPlan
 from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SinkFile
-from strandline.errors import CheckpointError, FencedError, StorageError
-from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
+from strandline.errors import FencedError, StorageError
+from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints, MetadataTakenError
 from strandline.runtime.driver.restore.job_log import JobLogStore
 from strandline.runtime.driver.restore.retries import Retries
 from strandline.runtime.driver.restore.takeover import Claim
@@ -87,7 +87,7 @@ def test_metadata_of_another_driver_is_not_overwritten(driver: Driver) -> None:
     driver.durable.write_metadata(checkpoint_metadata(1, batch_id=5))
     driver.durable.write_metadata(checkpoint_metadata(1, batch_id=5))
     before = driver.storage.read(PATHS.metadata(1))
-    with pytest.raises(CheckpointError, match="another driver"):
+    with pytest.raises(MetadataTakenError, match="another driver"):
         driver.durable.write_metadata(checkpoint_metadata(1, batch_id=6))
     assert driver.storage.read(PATHS.metadata(1)) == before
 

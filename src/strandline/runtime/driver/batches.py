@@ -162,7 +162,7 @@ class BatchFunction:
             raise RuntimeError("the batch function failed") from None
 
     def _run(self, rows: DataFrame, spark_batch: int) -> None:
-        began = time.time()
+        began = time.monotonic()
         batch = batch_id(self.generation, spark_batch)
         when = self._clock.of(spark_batch)
         context = rows.sparkSession.sparkContext

@@ -25,7 +25,7 @@ from strandline.runtime.driver.checkpoint_requests import (
     take_with_retries,
 )
 from strandline.runtime.driver.cluster import Cluster
-from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
+from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints, MetadataTakenError
 from strandline.runtime.driver.restore.savepoints import SavepointTarget
 from strandline.runtime.protocol.coordinator_calls import Acknowledgement, Decline
 from strandline.runtime.protocol.taskmanager_calls import CheckpointCompleted
@@ -96,7 +96,7 @@ class Checkpoints:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
         with self._wake:
-            decision = self._coordinator.fail_all("the run ended", time.time())
+            decision = self._coordinator.fail_all("the run ended", time.monotonic())
             self._abort(decision, CheckpointError("the run ended"))
             self._refuse(CheckpointError("the run ended"))
         self._cluster.listener = None
@@ -116,7 +116,10 @@ class Checkpoints:
     # --- facts from outside --------------------------------------------------------------------------
 
     def committed(self, batch: int, spark_batch: int, files: list[SinkFile], began: float) -> None:
-        """A batch was committed, and `files` hold its staged rows. The caller holds the commit lock."""
+        """A batch was committed, and `files` hold its staged rows. The caller holds the commit lock.
+
+        `began` is the time of `time.monotonic` at which the batch began.
+        """
         with self._wake:
             self._coordinator.committed(batch, began)
             self._inputs.add(CommittedBatch(batch, spark_batch), files)
@@ -125,7 +128,7 @@ class Checkpoints:
     def slots_replaced(self) -> None:
         """Abort what is pending: lost slots will never acknowledge it. This does not count as a failed checkpoint."""
         with self._wake:
-            decision = self._coordinator.fail_all("a slot was lost and replaced", time.time())
+            decision = self._coordinator.fail_all("a slot was lost and replaced", time.monotonic())
             self._abort(decision, CheckpointInterruptedError("a slot was lost while the checkpoint was taken"))
             self._wake.notify_all()
         self._durable.tidy_up(decision.delete)
@@ -198,7 +201,7 @@ class Checkpoints:
     # --- the thread ----------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        fence_checked = time.time()
+        fence_checked = time.monotonic()
         try:
             while True:
                 with self._wake:
@@ -206,18 +209,18 @@ class Checkpoints:
                         return
                     self._wake.wait(self._pause())
                 with self._lock:
-                    expired = self._coordinator.expire(time.time())
+                    expired = self._coordinator.expire(time.monotonic())
                 for checkpoint_id in expired:
                     self._fail(checkpoint_id, f"not complete after {self._timeout:.0f} s (checkpoint_timeout)")
                 with self._lock:
                     ready = self._coordinator.ready()
                 for checkpoint_id in ready:
                     self._complete(checkpoint_id)
-                    fence_checked = time.time()
+                    fence_checked = time.monotonic()
                 self._trigger_if_due()
-                if time.time() - fence_checked > FENCE_CHECK_EVERY:
+                if time.monotonic() - fence_checked > FENCE_CHECK_EVERY:
                     self._durable.check_not_fenced()
-                    fence_checked = time.time()
+                    fence_checked = time.monotonic()
         except StrandlineError as error:
             self._give_up(error)
         except Exception as error:
@@ -242,7 +245,7 @@ class Checkpoints:
 
     def _pause(self) -> float:
         """How many seconds the thread may sleep unless it is woken."""
-        now, batch = time.time(), self._inputs.batch
+        now, batch = time.monotonic(), self._inputs.batch
         if self._coordinator.ready() or self._savepoints:
             return 0.0
         if self._waiters.requested and self._coordinator.should_trigger(now, batch, forced=True):
@@ -258,7 +261,7 @@ class Checkpoints:
             while self._savepoints:
                 self._trigger_savepoint()
             with self._lock:
-                now, batch = time.time(), self._inputs.batch
+                now, batch = time.monotonic(), self._inputs.batch
                 forced = self._waiters.requested and self._coordinator.should_trigger(now, batch, forced=True)
                 due_now = self._coordinator.should_trigger(now, batch) and not self._cluster.suspects()
                 if not forced and not due_now:
@@ -266,7 +269,7 @@ class Checkpoints:
                 committed = self._inputs.committed
                 assert committed is not None
                 due = now if forced else self._coordinator.due_at()
-                pending = self._coordinator.trigger(now, due, committed.batch)
+                pending = self._coordinator.trigger(now, due, committed.batch, epoch=time.time() - now)
                 self._waiters.begin_checkpoint(pending.id)
                 files = self._inputs.sink_files(committed.batch)
             self._barrier(pending.id, committed, files, self._freeze_for_checkpoint)
@@ -279,8 +282,8 @@ class Checkpoints:
             target, future = requested
             committed = self._inputs.committed
             assert committed is not None
-            now = time.time()
-            pending = self._coordinator.trigger(now, now, committed.batch, kind="savepoint")
+            now = time.monotonic()
+            pending = self._coordinator.trigger(now, now, committed.batch, kind="savepoint", epoch=time.time() - now)
             self._waiters.begin_savepoint(pending.id, future)
             self._savepoints.begin(pending.id, target)
             files = self._inputs.sink_files(committed.batch)
@@ -326,6 +329,9 @@ class Checkpoints:
             self._durable.write_metadata(plan.metadata)
         except FencedError:
             raise
+        except MetadataTakenError as error:
+            self._fail(checkpoint_id, str(error), counts=False)
+            return
         except StrandlineError as error:
             self._fail(checkpoint_id, str(error))
             if self._last_completion is not None:
@@ -359,7 +365,7 @@ class Checkpoints:
                 return None
             return self._coordinator.prepare_completion(
                 checkpoint_id,
-                time.time(),
+                time.monotonic(),
                 shape=self._shape,
                 source=position,
                 sink_files=inputs.sink_files,
@@ -370,7 +376,7 @@ class Checkpoints:
         """The log entry is won and the rows are visible: tell the coordinator and everybody who waits."""
         number = metadata.checkpoint_id
         with self._lock:
-            decision = self._coordinator.confirm_completion(number, time.time(), self._durable.location(number))
+            decision = self._coordinator.confirm_completion(number, time.monotonic(), self._durable.location(number))
             self._inputs.cover(metadata.batch_id)
             for ended in (number, *decision.aborted):
                 self._inputs.end(ended)
@@ -383,7 +389,7 @@ class Checkpoints:
     def _confirm_savepoint(self, checkpoint_id: int, path: str) -> None:
         """A savepoint belongs to the user: it is neither entered into the job's log nor registered."""
         with self._lock:
-            self._coordinator.confirm_completion(checkpoint_id, time.time(), path)
+            self._coordinator.confirm_completion(checkpoint_id, time.monotonic(), path)
             self._inputs.end(checkpoint_id)
             self._savepoints.end(checkpoint_id)
             futures = self._waiters.end((checkpoint_id,))
@@ -398,15 +404,16 @@ class Checkpoints:
         self._last_completion = CheckpointCompleted(metadata.checkpoint_id, replaced)
         self._cluster.checkpoint_completed(self._last_completion)
 
-    def _fail(self, checkpoint_id: int, reason: str, declined: bool = False) -> None:
+    def _fail(self, checkpoint_id: int, reason: str, *, declined: bool = False, counts: bool = True) -> None:
         with self._wake:
             if declined and any(one.id == checkpoint_id and one.ready for one in self._coordinator.pending()):
                 return  # every acknowledgement has arrived; the sender of one did not learn that, and declined
-            decision = self._coordinator.fail(checkpoint_id, reason, time.time())
+            decision = self._coordinator.fail(checkpoint_id, reason, time.monotonic(), counts=counts)
             if not decision.failed:
                 return
             log.warning("job %s: %s", self._shape.job, decision.reason)
-            self._abort(decision, CheckpointFailedError(decision.reason))
+            error = CheckpointFailedError if counts else CheckpointInterruptedError
+            self._abort(decision, error(decision.reason))
             if decision.run_must_fail:
                 self.failure = self.failure or StrandlineError(f"job {self._shape.job}: {decision.reason}")
             self._wake.notify_all()

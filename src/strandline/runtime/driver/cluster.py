@@ -16,7 +16,7 @@ from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.driver.deployment import NO_RESTORE_POINT, Deployment, RestorePoint
 from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.driver.placement import rescaled_homes, spread
-from strandline.runtime.driver.recoveries import KEPT_RECOVERIES, Recovery, slot_recovery
+from strandline.runtime.driver.recoveries import KEPT_RECOVERIES, Began, Recovery, slot_recovery
 from strandline.runtime.driver.restore.savepoints import SavepointTarget
 from strandline.runtime.driver.task_managers import Answers, TaskManagers
 from strandline.runtime.protocol.address import NOWHERE, Address, is_local_master
@@ -214,7 +214,7 @@ class Cluster(CoordinatorCalls):
             missing = self.lost()
             if missing:
                 log.warning("job %s: replacing slots %s at batch %d", self.run.job, missing, decided_batch)
-                began = time.time()
+                began = Began.now()
                 rebuilt = self._start(missing, decided_batch)
                 self.recoveries.append(slot_recovery(began, decided_batch, rebuilt))
             return missing

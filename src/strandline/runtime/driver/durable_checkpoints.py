@@ -20,6 +20,10 @@ MOST_LEFT_OVER = 100_000
 """How many files wait at most until they can be deleted. What is beyond that is left to `strandline gc`."""
 
 
+class MetadataTakenError(CheckpointError):
+    """Another driver has written a checkpoint with this id. A checkpoint with another id can succeed."""
+
+
 class DurableCheckpoints:
     """Carries out the steps of a completion in storage. `Checkpoints` calls them, in order.
 
@@ -47,7 +51,9 @@ class DurableCheckpoints:
     def write_metadata(self, metadata: CheckpointMetadata) -> None:
         """Create `_metadata`. May be repeated with the same metadata.
 
-        Raises `FencedError` or `CheckpointError` if another driver wrote a checkpoint with this id.
+        Raises `FencedError` if another driver has taken the job over. Raises `MetadataTakenError` if a driver that was
+        taken over and does not know it has written a checkpoint with this id. Its file is not replaced: whether this
+        driver is still the newest cannot be known at the moment of the write.
         """
         path, data = self._paths.metadata(metadata.checkpoint_id), encode(metadata)
 
@@ -57,7 +63,7 @@ class DurableCheckpoints:
             except AlreadyExistsError:
                 if self._storage.read(path) != data:
                     self.check_not_fenced()
-                    raise CheckpointError(f"{self._storage.url}/{path} was written by another driver") from None
+                    raise MetadataTakenError(f"{self._storage.url}/{path} was written by another driver") from None
 
         self._retries.call(f"job {self._paths.job}: writing {path}", attempt)
 

@@ -29,7 +29,7 @@ from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.plan import Graph, Wiring
 from strandline.runtime.driver.query_settings import query_settings
-from strandline.runtime.driver.recoveries import Recovery, slot_recovery
+from strandline.runtime.driver.recoveries import Began, Recovery, slot_recovery
 from strandline.runtime.driver.restore.position import capture, seed, with_watermark
 from strandline.runtime.driver.restore.registry_recovery import recover_registry
 from strandline.runtime.driver.restore.takeover import Claim, Restore, Wanted, take_over
@@ -134,7 +134,7 @@ class _Opening:
         self._run = run
         self._request = request
         self._config = config
-        self._began = time.time()
+        self._began = Began.now()
         self._after = request.after
         self._parallelism = config.parallelism or min(run.spark.sparkContext.defaultParallelism, config.max_parallelism)
         self._uids = tuple(operator.uid for operator in graph.operators)
@@ -196,7 +196,7 @@ class _Opening:
             tolerable_failures=tolerable if tolerable >= 0 else sys.maxsize,
             num_retained=config.num_retained,
             first_checkpoint_id=claim.first_checkpoint_id(),
-            start_time=time.time(),
+            start_time=time.monotonic(),
             covered_batch=claim.restored.batch_id if claim.restored else None,
             history=self._run.history,
         )

@@ -73,15 +73,33 @@ def moved_key_groups(before: int, after: int, max_parallelism: int) -> int:
     return moved
 
 
-def slot_recovery(began: float, batch: int, rebuilt: Mapping[int, Sequence[Rebuilt]]) -> Recovery:
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The moment at which something began."""
+
+    time: float
+    """Seconds since the epoch, to be shown."""
+    steady: float
+    """By a clock that nobody sets, for durations."""
+
+    @classmethod
+    def now(cls) -> Began:
+        return cls(time.time(), time.monotonic())
+
+    def ms_until(self, steady: float | None = None) -> float:
+        """The milliseconds from then until now, or until another moment of `time.monotonic`."""
+        return ((time.monotonic() if steady is None else steady) - self.steady) * 1000
+
+
+def slot_recovery(began: Began, batch: int, rebuilt: Mapping[int, Sequence[Rebuilt]]) -> Recovery:
     """The record of slots that were rebuilt at `batch`, from `began` until now."""
     states = [state for some in rebuilt.values() for state in some]
     return Recovery(
-        time=began,
+        time=began.time,
         kind="slots",
         slots=tuple(sorted(rebuilt)),
         batch=batch,
-        duration_ms=(time.time() - began) * 1000,
+        duration_ms=began.ms_until(),
         local_bytes=sum(state.local_bytes for state in states),
         durable_bytes=sum(state.durable_bytes for state in states),
     )

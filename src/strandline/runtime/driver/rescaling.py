@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from strandline.progress import Step
 from strandline.runtime.driver.generation import Generation
-from strandline.runtime.driver.recoveries import Rescaling, moved_key_groups
+from strandline.runtime.driver.recoveries import Began, Rescaling, moved_key_groups
 
 
 @dataclass(slots=True)
@@ -20,24 +19,23 @@ class RescaleRequest:
     """Told what is being done next."""
     result: Future[Rescaling] = field(default_factory=Future)
     """What the user waits for."""
-    began: float = 0.0
-    held: float = 0.0
+    began: Began = field(default_factory=Began.now)
+    held: Began = field(default_factory=Began.now)
     """When the last batch with the old parallelism had ended."""
-    covered: float = 0.0
+    covered: Began = field(default_factory=Began.now)
     """When the checkpoint of that batch was complete."""
 
     def succeed(self, old: Generation, new: Generation, max_parallelism: int) -> None:
         """The new generation runs: answer with what the change took."""
-        now = time.time()
         self.result.set_result(
             Rescaling(
-                time=self.began,
+                time=self.began.time,
                 parallelism_before=old.parallelism,
                 parallelism=self.parallelism,
                 batch=old.batch_function.decided,
-                duration_ms=(now - self.began) * 1000,
-                pause_ms=(now - self.held) * 1000,
-                checkpoint_ms=(self.covered - self.held) * 1000,
+                duration_ms=self.began.ms_until(),
+                pause_ms=self.held.ms_until(),
+                checkpoint_ms=self.held.ms_until(self.covered.steady),
                 slots_ms=new.opened.duration_ms,
                 moved_key_groups=moved_key_groups(old.parallelism, self.parallelism, max_parallelism),
                 local_bytes=new.opened.local_bytes,

@@ -29,7 +29,7 @@ from strandline.runtime.driver.figures import RunFigures, RunProcesses, RunSumma
 from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.opening import GenerationRequest, RunContext, open_generation
 from strandline.runtime.driver.plan import Graph
-from strandline.runtime.driver.recoveries import Recovery, Rescaling
+from strandline.runtime.driver.recoveries import Began, Recovery, Rescaling
 from strandline.runtime.driver.rescaling import RescaleRequest
 from strandline.runtime.driver.restart import RestartStrategy
 from strandline.runtime.driver.restore.savepoints import SavepointFormat, SavepointTarget
@@ -190,16 +190,16 @@ class Run:
         cannot be checkpointed, it goes on.
         """
         assert self._cluster is not None
-        request.began = time.time()
+        request.began = Began.now()
         try:
             request.step("finishing the batch")
             # Slot processes take long to start and need no state, so they start while the old generation still works.
             self._cluster.start_spares(request.parallelism)
             generation.batch_function.hold()
-            request.held = time.time()
+            request.held = Began.now()
             request.step("taking a checkpoint")
             generation.checkpoints.take_tolerantly(generation.heal)
-            request.covered = time.time()
+            request.covered = Began.now()
         except StrandlineError as error:
             request.result.set_exception(error)
             generation.batch_function.go_on()

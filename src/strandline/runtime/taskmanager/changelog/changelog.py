@@ -41,6 +41,9 @@ class Barrier:
 
     checkpoint_id: int
     time: float
+    """Seconds since the epoch."""
+    steady_time: float
+    """The same moment, by a clock that nobody sets."""
     behind: tuple[QueuedSegment, ...]
     frozen: tuple[FrozenState, ...]
 
@@ -198,7 +201,7 @@ class Changelog:
         except BaseException:
             self.materializer.release(frozen)
             raise
-        return Barrier(checkpoint_id, time.time(), behind, tuple(frozen))
+        return Barrier(checkpoint_id, time.time(), time.monotonic(), behind, tuple(frozen))
 
     def acknowledge(self, barrier: Barrier) -> list[SubtaskAck]:
         """Wait until everything that was committed at the barrier is durable; returns the acknowledgements.
@@ -217,7 +220,7 @@ class Changelog:
                         entry.files,
                         barrier_time=barrier.time,
                         sync_ms=0.0,
-                        async_ms=(time.time() - barrier.time) * 1000,
+                        async_ms=(time.monotonic() - barrier.steady_time) * 1000,
                         checkpointed_bytes=entry.new_bytes,
                         # One acknowledgement reports for all subtasks of the task manager.
                         beforehand=named.beforehand if at == 0 else (),

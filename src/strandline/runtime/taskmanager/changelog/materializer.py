@@ -90,6 +90,7 @@ class Materializer:
         """When each slot is materialized next."""
         self._rest_until: dict[int, float] = {}
         """Slots whose materialization failed: until then, large segments are no reason to try again."""
+        self._last_number = 0
         self._uploading = threading.Lock()
         """Held during an upload. Whoever holds it may take the shared lock, never the other way round."""
 
@@ -169,7 +170,8 @@ class Materializer:
             if index not in self._shared.slots:
                 raise CheckpointError(f"slot {index} is not here any more")
             subtasks = self._subtasks(index)
-        number = time.time_ns() // 1000
+            # Numbers grow even if somebody sets the clock back: slots keep the snapshot with the greatest one.
+            number = self._last_number = max(self._last_number + 1, time.time_ns() // 1000)
         return FrozenState(index, number, subtasks, self._slots.freeze(index, number))
 
     def upload(self, frozen: FrozenState) -> list[SubtaskAck]:

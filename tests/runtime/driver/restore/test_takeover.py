@@ -1,0 +1,215 @@
+"""A takeover that is interrupted: by storage that fails, or by another driver while this one stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from strandline.checkpoint.batch import first_batch
+from strandline.checkpoint.decisions import CompletionPlan
+from strandline.checkpoint.metadata import SinkFile
+from strandline.errors import DirectoryNotOursError, FencedError, SinkFilesMissingError, StorageError
+from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
+from strandline.runtime.driver.restore.takeover import Claim, Restore, Wanted, take_over
+from strandline.runtime.protocol.messages import StorageSettings
+from strandline.runtime.protocol.sink_names import new_final_name, staged_name
+from strandline.storage.base import StoredFile
+from strandline.storage.local import LocalStorage
+from tests.factories import checkpoint_metadata
+
+JOB = "visits"
+
+
+class Interrupted(LocalStorage):
+    """Calls a function before one of the next calls of a name."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.calls: list[str] = []
+        self.at: dict[int, Callable[[], None]] = {}
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        act = self.at.pop(len(self.calls), None)
+        if act is not None:
+            act()
+
+    def list(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
+        self._call("list")
+        return super().list(prefix, after)
+
+    def rename(self, source: str, target: str) -> None:
+        self._call("rename")
+        super().rename(source, target)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._call("write")
+        super().write(path, data)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        self._call("delete")
+        super().delete(paths)
+
+
+class Job:
+    """A job with one sink and no state, and the drivers that run it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.storage = LocalStorage(str(root / "checkpoints"))
+        self.settings = StorageSettings(self.storage.url, {})
+        self.sink = LocalStorage(str(root / "out"))
+        self.numbers = 0
+
+    def start(
+        self,
+        sink: LocalStorage | None = None,
+        *,
+        after: int | None = None,
+        run: str | None = None,
+        restore: str | None = None,
+        job: str = JOB,
+        on_won: Callable[[int], None] = lambda _generation: None,
+    ) -> Claim:
+        wanted = Wanted(
+            job=job,
+            operators=(),
+            max_parallelism=128,
+            sinks={"out": sink or self.sink},
+            can_withdraw=True,
+            restore=Restore(f"{self.storage.url}/{JOB}/{restore}") if restore is not None else None,
+        )
+        return take_over(self.storage, self.settings, wanted, after, run=run, on_won=on_won)
+
+    def complete(self, claim: Claim, publish: bool = True) -> str:
+        """Complete a checkpoint with one file of rows. Returns the name of the file."""
+        self.numbers += 1
+        batch = first_batch(claim.generation) + self.numbers
+        final = new_final_name(JOB, batch)
+        file = SinkFile("out", staged_name(final), final, rows=1, size=4)
+        self.sink.write(file.staged, b"rows")
+        metadata = checkpoint_metadata(
+            self.numbers, batch_id=batch, generation=claim.generation, sink_files=(file,), job=JOB
+        )
+        durable = DurableCheckpoints(claim)
+        durable.write_metadata(metadata)
+        retained = (*claim.store.job_log.retained, self.numbers)
+        durable.win_log_entry(CompletionPlan(metadata, (), retained, ()))
+        if publish:
+            durable.publish(metadata.sink_files)
+        return final
+
+    def visible(self) -> set[str]:
+        return {file.path for file in self.sink.list() if not file.path.startswith("_")}
+
+    def everything(self) -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+@pytest.mark.parametrize("call", range(1, 7))
+def test_a_driver_that_stands_still_in_its_takeover_touches_nothing_of_the_next_one(job: Job, call: int) -> None:
+    """It goes back, so it has rows to withdraw. Meanwhile another driver goes on from the job's newest checkpoint."""
+    claim = job.start()
+    old = [job.complete(claim) for _ in range(3)]
+    shown: dict[int, set[str]] = {}
+    """What readers must see if this generation is the newest."""
+
+    def another() -> None:
+        newest = job.start()
+        shown[newest.generation] = {*job.visible(), job.complete(newest), job.complete(newest)}
+
+    sink = Interrupted(job.sink.url)
+    sink.at[call] = another
+    with suppress(FencedError):  # it may have had nothing left to do, and learn later that it is fenced
+        shown[job.start(sink, restore="chk-1").generation] = {old[0]}
+    for _ in range(2):
+        assert job.visible() == shown[max(shown)]
+        job.start()
+
+
+@pytest.mark.parametrize("call", range(1, 7))
+def test_a_restart_goes_on_with_a_takeover_of_its_own_that_storage_interrupted(job: Job, call: int) -> None:
+    first = job.start(run="run")
+    rows = {job.complete(first), job.complete(first, publish=False)}
+    sink = Interrupted(job.sink.url)
+
+    def fail() -> None:
+        raise StorageError("storage is away")
+
+    sink.at[call] = fail
+    begun = [first.generation]
+    try:
+        job.start(sink, after=begun[-1], run="run", on_won=begun.append)
+    except StorageError:
+        job.start(sink, after=begun[-1], run="run", on_won=begun.append)
+    assert job.visible() == rows
+    job.start(run="another")
+    with pytest.raises(FencedError, match="took the job over"):
+        job.start(after=begun[-1], run="run")
+
+
+def test_rows_that_were_withdrawn_are_missed_before_a_takeover_changes_anything(job: Job) -> None:
+    claim = job.start()
+    rows = [job.complete(claim) for _ in range(3)]
+    # A copy of the job's folder stands for a savepoint: it is not the job's own, so the newer ones are released.
+    job.start(restore="chk-1")
+    assert job.visible() == {rows[0]}
+    copy = LocalStorage(str(job.root / "copy"))
+    for file in list(job.storage.list(JOB)):
+        copy.write(file.path, job.storage.read(file.path))
+    before = job.everything()
+    wanted = Wanted(
+        job=JOB,
+        operators=(),
+        max_parallelism=128,
+        sinks={"out": job.sink},
+        can_withdraw=True,
+        restore=Restore(f"{copy.url}/{JOB}/chk-3"),
+    )
+    with pytest.raises(
+        SinkFilesMissingError, match=r"checkpoint 3 of job 'visits'.*generation 2 .*went back behind it"
+    ):
+        take_over(job.storage, job.settings, wanted, None)
+    assert job.everything() == before
+    assert job.start().generation == 3
+
+
+def test_a_second_job_is_refused_before_it_takes_anything(job: Job) -> None:
+    claim = job.start()
+    before = job.everything()
+    with pytest.raises(DirectoryNotOursError, match="output of job 'visits', so job 'clicks' cannot write there"):
+        job.start(job="clicks")
+    assert job.everything() == before
+    job.complete(claim)
+
+
+def test_a_generation_comes_after_all_that_the_sinks_know(job: Job) -> None:
+    """The job goes on from a copy of an old checkpoint, and the log that knew its newer generations is lost."""
+    claim = job.start()
+    old = job.complete(claim)
+    copy = LocalStorage(str(job.root / "copy"))
+    for file in list(job.storage.list(JOB)):
+        copy.write(file.path, job.storage.read(file.path))
+    for _ in range(3):
+        claim = job.start()
+    job.complete(claim)
+    lost, job.storage = job.storage, LocalStorage(str(job.root / "new"))
+    wanted = Wanted(
+        job=JOB,
+        operators=(),
+        max_parallelism=128,
+        sinks={"out": job.sink},
+        can_withdraw=True,
+        restore=Restore(f"{copy.url}/{JOB}/chk-1"),
+    )
+    assert take_over(job.storage, StorageSettings(job.storage.url, {}), wanted, None).generation == claim.generation + 1
+    assert job.visible() == {old}
+    assert lost.url != job.storage.url

@@ -19,7 +19,7 @@ class ParquetSink:
 
     path: str
     """A local folder, or a URL of an object store: `s3://`, `gs://` or `az://`. The folder must be empty or hold
-    earlier output of this job; else `Job.start` raises `DirectoryNotOursError`."""
+    earlier output of this job, and no other job may write there; else `Job.start` raises `DirectoryNotOursError`."""
     compression: Literal["snappy", "zstd", "lz4", "gzip", "none"] = "snappy"
     """The compression inside the Parquet files."""
 

@@ -140,12 +140,14 @@ class Config:
         0,
         kinds.integer(-1, note=" (-1: any number)"),
         keys=("execution.checkpointing.tolerable-failed-checkpoints",),
-        doc="How many checkpoints may fail in a row before the run fails; -1 for any number.",
+        doc="How many checkpoints may fail in a row before the run restarts, as its restart strategy says; -1 for any "
+        "number.",
     )
     checkpoint_every_batch: Flag = option(
         False,
         kinds.FLAG,
-        doc="Complete a checkpoint with every micro-batch, before the source is told that the batch is done.",
+        doc="Complete a checkpoint with every micro-batch, before the source is told that the batch is done. A "
+        "checkpoint that fails is taken again while `tolerable_failed_checkpoints` allows it.",
     )
     num_retained: Int = option(
         1,

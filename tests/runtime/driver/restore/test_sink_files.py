@@ -276,14 +276,14 @@ def test_a_driver_that_was_taken_over_deletes_nothing(sink: LocalStorage) -> Non
     later, staged = sink_file(8), sink_file(9)
     stage(sink, later, staged)
     publish(sink, [later])
-    before = everything(sink)
+    before = output(sink)
 
     def fenced() -> None:
         raise FencedError("another driver took the job over")
 
     with pytest.raises(FencedError):
         recover_sink(sink, SINK, JOB, checkpoint(7, []), 1, fenced)
-    assert everything(sink) == before
+    assert output(sink) == before
 
 
 def test_rows_that_an_older_driver_publishes_meanwhile_are_withdrawn_as_well(sink: LocalStorage) -> None:

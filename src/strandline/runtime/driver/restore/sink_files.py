@@ -137,32 +137,36 @@ def check_sink(storage: Storage, sink: str, job: str, restored: CheckpointMetada
             f"{found.foreign[0]!r}{others}. Give the sink a folder of its own."
         )
     if restored is not None:
-        _check_rows(storage, sink, restored, plan, found.withdrawn)
+        _check_withdrawn(storage, restored, found.withdrawn)
+        _check_rows(storage, sink, restored, plan)
     return max((file.generation for file in found.ours), default=0)
 
 
-def _check_rows(
-    storage: Storage,
-    sink: str,
-    restored: CheckpointMetadata,
-    plan: SinkRecovery,
-    withdrawn: Iterable[tuple[int, int]],
-) -> None:
-    what = f"{restored.kind} {restored.checkpoint_id} of job {restored.job!r} cannot be restored"
-    for first, generation in withdrawn:
-        if first <= restored.batch_id and generation_of(restored.batch_id) < generation:
-            raise SinkFilesMissingError(
-                f"{what}: generation {generation} of the job went back behind it, and withdrew rows from {storage.url} "
-                f"that it covers. Restore one that covers no batch from {first} on, or a newer one; or give the job "
-                "another output folder."
-            )
+def _check_rows(storage: Storage, sink: str, restored: CheckpointMetadata, plan: SinkRecovery) -> None:
+    """Raise `SinkFilesMissingError` unless every file that the checkpoint names is staged or published."""
     for file in plan.missing:
         # A driver that still runs may have published the file while the folder was listed.
         if file.sink == sink and not storage.exists(file.final) and not storage.exists(file.staged):
             raise SinkFilesMissingError(
-                f"{what}: neither {file.final} nor the staged file {file.staged} is in {storage.url}, and it covers "
-                f"the {file.rows} rows of that file. Bring the file back, or restore another checkpoint."
+                f"{_cannot_restore(restored)}: neither {file.final} nor the staged file {file.staged} is in "
+                f"{storage.url}, and it covers the {file.rows} rows of that file. Bring the file back, or restore "
+                "another checkpoint."
             )
+
+
+def _check_withdrawn(storage: Storage, restored: CheckpointMetadata, withdrawn: Iterable[tuple[int, int]]) -> None:
+    """Raise `SinkFilesMissingError` if rows that the checkpoint covers were withdrawn."""
+    for first, generation in withdrawn:
+        if first <= restored.batch_id and generation_of(restored.batch_id) < generation:
+            raise SinkFilesMissingError(
+                f"{_cannot_restore(restored)}: generation {generation} of the job went back behind it, and withdrew "
+                f"rows from {storage.url} that it covers. Restore one that covers no batch from {first} on, or a newer "
+                "one; or give the job another output folder."
+            )
+
+
+def _cannot_restore(restored: CheckpointMetadata) -> str:
+    return f"{restored.kind} {restored.checkpoint_id} of job {restored.job!r} cannot be restored"
 
 
 def claim_sink(storage: Storage, job: str) -> None:
@@ -211,13 +215,18 @@ def recover_sink(
     the folder is listed until it holds nothing that has to go.
     """
     while True:
-        plan = SinkRecovery.plan(restored, _Listing.of(storage, sink, job).ours, generation)
+        found = _Listing.of(storage, sink, job)
+        if restored is not None:
+            # A driver that was fenced by our takeover entry may have checked the fence just before it.
+            _check_withdrawn(storage, restored, found.withdrawn)
+        plan = SinkRecovery.plan(restored, found.ours, generation)
         publish(storage, [file for file in (*plan.publish, *plan.missing) if file.sink == sink])
         doomed = [file.name for file in (*plan.withdraw, *plan.discard)]
         if not doomed:
             return
-        check_not_fenced()
         if plan.withdraw:
+            # The trace comes before the check: whoever takes over after the check sees it.
             first = min(file.batch for file in plan.withdraw)
             storage.write(f"{STAGING_FOLDER}/withdrawn-{first:020d}-{generation:020d}", b"")
+        check_not_fenced()
         storage.delete(doomed)

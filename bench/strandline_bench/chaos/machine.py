@@ -246,7 +246,7 @@ class Machine:
             deadline = time.monotonic() + PATIENCE
             try:
                 while time.monotonic() < deadline:
-                    line = worker.answer(0.005 if watch.waiting else 0.05)
+                    line = worker.answer(0.005 if watch.waiting and not watch.operation else 0.05)
                     watch.look()
                     if line is not None:
                         return msgspec.json.decode(line, type=Outcome), False
@@ -314,32 +314,35 @@ class _Watch:
         if not self.operation and (self._worker.folder / "fired").exists():
             _pid, at, self.operation = (self._worker.folder / "fired").read_text().split(" ", 2)
             self.at = float(at)
-            if self._plan.signal:
-                self._act()
+        if self.operation and self.waiting:
+            # If there is no victim yet, the first one is hit as soon as it appears.
+            self.waiting = not self._act()
+            (self._worker.folder / "acted").touch()
         if self._stopped and time.monotonic() > self._wake_at:
             self.wake()
 
-    def _act(self) -> None:
-        self.waiting = False
+    def _act(self) -> bool:
+        """Kill or stop the victim. Returns False if there is none."""
+        kill = self._plan.signal == "kill"
         if self._plan.victim == "driver":
             self.victim = self._worker.process.pid
-            self.killed_driver = self._plan.signal == "kill"
-            self._worker.signal(signal.SIGKILL if self.killed_driver else signal.SIGSTOP)
-            if not self.killed_driver:
-                self._stopped = [psutil.Process(self.victim)]
+            self.killed_driver = kill
+            self._worker.signal(signal.SIGKILL if kill else signal.SIGSTOP)
+            self._stopped = [] if kill else [psutil.Process(self.victim)]
         else:
             found = marked(self._worker.mark, self._plan.victim)
-            if found:
-                one = random.Random(self._plan.seed).choice(found)
-                self.victim = one.pid
-                with suppress(psutil.Error):
-                    one.send_signal(signal.SIGKILL if self._plan.signal == "kill" else signal.SIGSTOP)
-                if self._plan.signal == "stop":
-                    self._stopped = [one]
+            if not found:
+                return False
+            one = random.Random(self._plan.seed).choice(found)
+            self.victim = one.pid
+            with suppress(psutil.Error):
+                one.send_signal(signal.SIGKILL if kill else signal.SIGSTOP)
+            self._stopped = [] if kill else [one]
+        self.at = time.time()
         # Half of the stopped processes sleep for the whole trial: nobody may wait for them.
         for_ever = self._plan.victim != "driver" and self._plan.seed % 2 == 0
         self._wake_at = math.inf if for_ever else time.monotonic() + STOPPED
-        (self._worker.folder / "acted").touch()
+        return True
 
     def wake(self) -> None:
         """SIGCONT to whoever is stopped and still there."""

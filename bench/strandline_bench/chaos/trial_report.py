@@ -25,6 +25,7 @@ def report(trials: Sequence[Trial], seed: int) -> dict[str, Any]:
         "kinds": {kind: _of_kind([trial for trial in trials if trial.plan.kind == kind]) for kind in kinds},
         "variants": dict(sorted(Counter(trial.plan.variant.name for trial in trials).items())),
         "seconds": {"p50": _at(seconds, 0.5), "p99": _at(seconds, 0.99), "sum": round(sum(seconds), 1)},
+        "most_handles": max((trial.handles for trial in trials), default=0),
         "operations": len({trial.fired for trial in trials if trial.fired}),
         "failures": [failure(trial) for trial in trials if trial.verdict != "survived"],
     }

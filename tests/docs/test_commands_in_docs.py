@@ -21,13 +21,13 @@ def lines_that_begin_with(command: str) -> list[tuple[str, str]]:
         (name_of(page), line.strip())
         for page in PAGES
         for block in BLOCK.findall(page.read_text(encoding="utf-8"))
-        for line in block.splitlines()
+        for line in block.replace("\\\n", " ").splitlines()
         if line.strip().startswith(f"{command} ")
     ]
 
 
 def group(words: list[str]) -> tuple[Any, list[str]]:
-    """The command line's root, and the words for it: `bench` and `demo` are command lines of another package."""
+    """The command line's root, and the words for it: `bench`, `chaos` and `demo` are command lines of another package."""
     if words[:1] == ["bench"]:
         from strandline_bench.cli import app as bench
 
@@ -36,6 +36,10 @@ def group(words: list[str]) -> tuple[Any, list[str]]:
         from strandline_bench.demo.cli import app as demo
 
         return typer.main.get_command(demo), words[1:]
+    if words[:1] == ["chaos"]:
+        from strandline_bench.chaos.cli import app as chaos
+
+        return typer.main.get_command(chaos), words[1:]
     return typer.main.get_command(app), words
 
 
@@ -43,7 +47,7 @@ def group(words: list[str]) -> tuple[Any, list[str]]:
 def test_a_documented_command_can_be_parsed(page: str, line: str) -> None:
     command, words = group(shlex.split(line, comments=True)[1:])
     context = command.make_context("strandline", words, resilient_parsing=False)
-    while hasattr(command, "commands"):
+    while hasattr(command, "commands") and (context._protected_args or context.args):
         name, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
         context = command.make_context(name, words, parent=context)
     assert not context.args, f"{page}: {line}"

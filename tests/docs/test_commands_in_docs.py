@@ -27,7 +27,7 @@ def lines_that_begin_with(command: str) -> list[tuple[str, str]]:
 
 
 def group(words: list[str]) -> tuple[Any, list[str]]:
-    """The command line's root, and the words for it: `bench`, `chaos` and `demo` are command lines of another package."""
+    """The root of the command line, and the words for it: `bench`, `chaos` and `demo` are of another package."""
     if words[:1] == ["bench"]:
         from strandline_bench.cli import app as bench
 

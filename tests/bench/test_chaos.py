@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ import pytest
 
 from strandline.testing.fault_options import FaultOptions
 from strandline.testing.triggers import Control
-from strandline_bench.chaos import soak_job
+from strandline_bench.chaos import soak, soak_job
 from strandline_bench.chaos.job import Place
 from strandline_bench.chaos.machine import Trial
 from strandline_bench.chaos.oracle import output_problems
@@ -114,6 +115,17 @@ def test_the_soak_sees_lost_and_doubled_rows(tmp_path: Path) -> None:
     assert len(soak_job.output_problems(tmp_path, 7, 3)) == 2
     pq.write_table(sums.slice(0, 1), tmp_path / "out" / "b.parquet")
     assert soak_job.output_problems(tmp_path, 7, 2) == ["some counts of a key are there twice"]
+
+
+def test_the_soak_draws_every_quantity_and_sees_what_grows(tmp_path: Path) -> None:
+    samples: list[dict[str, Any]] = [
+        {"at_s": 10.0 * at, **dict.fromkeys(soak.QUANTITIES, 100.0), "handles": 10.0 * at, "recovery_s": None}
+        for at in range(30)
+    ]
+    soak.draw({"samples": samples, "kills": [{"at_s": 60.0}]}, tmp_path / "soak.png")
+    assert 10_000 < (tmp_path / "soak.png").stat().st_size < 200_000
+    flat = {name: soak.judged([one[name] for one in samples])["flat"] for name in soak.QUANTITIES}
+    assert flat == {**dict.fromkeys(soak.QUANTITIES, True), "handles": False, "recovery_s": None}
 
 
 def test_the_report_counts_per_kind_and_says_how_to_repeat_a_failure() -> None:

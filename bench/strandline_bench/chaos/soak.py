@@ -79,7 +79,7 @@ def run(
         "files": soak.files,
         "kills": soak.kills,
         "checkpoints": soak.facts()["checkpoints"] if not problems else None,
-        "flat": {name: _flat([one[name] for one in soak.samples]) for name in QUANTITIES},
+        "flat": {name: judged([one[name] for one in soak.samples]) for name in QUANTITIES},
         "problems": problems,
         "samples": soak.samples,
     }
@@ -231,7 +231,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _flat(values: Sequence[float | None]) -> dict[str, Any]:
+def judged(values: Sequence[float | None]) -> dict[str, Any]:
     """The medians of the second and of the last third, and whether the quantity stayed flat."""
     third = len(values) // 3
     before, after = (

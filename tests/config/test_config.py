@@ -77,6 +77,11 @@ def test_defaults_are_those_of_the_design() -> None:
         "restart_multiplier": 2.0,
         "restart_reset_after": 600.0,
         "bind_host": None,
+        "tls": "off",
+        "tls_certificate": None,
+        "tls_key": None,
+        "tls_ca": None,
+        "tls_server_name": None,
         "storage_options": {},
         "heartbeat_timeout": 8.0,
     }

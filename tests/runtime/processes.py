@@ -59,6 +59,7 @@ from strandline.runtime.protocol.taskmanager_calls import (
     TakeCheckpoint,
     TaskManagerClient,
 )
+from strandline.runtime.protocol.tls import Tls
 from strandline.runtime.protocol.user_folder import make_private
 from strandline.runtime.task.launcher import ensure_task_manager
 from strandline.runtime.task.relay import _exchange
@@ -76,7 +77,7 @@ OPERATORS = [OperatorSpec(UID, pickle_operator(TOTALS))]
 Rows = list[tuple[str, int]]
 
 
-def run_info(run_id: str, coordinator: Address, root: Path) -> RunInfo:
+def run_info(run_id: str, coordinator: Address, root: Path, tls: Tls | None = None) -> RunInfo:
     return RunInfo(
         JOB,
         run_id,
@@ -88,13 +89,14 @@ def run_info(run_id: str, coordinator: Address, root: Path) -> RunInfo:
         StorageSettings(str(root / "durable"), {}),
         [],
         upload_settings(),
+        tls=tls,
     )
 
 
 class Driver(CoordinatorCalls):
     """A coordinator without a query: it listens, and remembers what it was told."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, tls: Tls | None = None) -> None:
         run_id = uuid.uuid4().hex
         self.managers: dict[str, Registration] = {}
         self.lost: set[int] = set()
@@ -113,8 +115,9 @@ class Driver(CoordinatorCalls):
             generation=lambda: 0,
             bind_host="127.0.0.1",
             unix_path=str(make_private(socket_folder(run_id)) / "c.sock"),
+            tls=tls,
         )
-        self.run = run_info(run_id, self.server.address, root)
+        self.run = run_info(run_id, self.server.address, root, tls)
         self.durable = root / "durable"
         self.local = run_folder(self.run.local_dir, JOB, run_id)
 
@@ -142,7 +145,12 @@ class Driver(CoordinatorCalls):
         self.identity = ensure_task_manager(self.run)
         address = self.managers[self.identity].address
         self.manager = TaskManagerClient(
-            address, SECRET, self.run.run_id, lambda: self.generation, patience=HEARTBEAT_TIMEOUT
+            address,
+            SECRET,
+            self.run.run_id,
+            lambda: self.generation,
+            patience=HEARTBEAT_TIMEOUT,
+            tls=self.run.tls,
         )
         return self.manager
 
@@ -177,7 +185,7 @@ class Driver(CoordinatorCalls):
         return {index: self.client(slot.address) for index, slot in started.items()}
 
     def client(self, address: Address, secret: str = SECRET) -> SlotClient:
-        return SlotClient(address, secret, self.run.run_id, lambda: self.generation)
+        return SlotClient(address, secret, self.run.run_id, lambda: self.generation, tls=self.run.tls)
 
     def prepare_empty(self, batch: int, round_: int) -> None:
         request = ForSlots([0, 1], PrepareEmpty(batch, round_, NOON))

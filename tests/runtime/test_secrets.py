@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -41,6 +43,19 @@ def fields_of(kind: Any) -> set[str]:
     if issubclass(kind, msgspec.Struct):
         return set(kind.__struct_fields__)
     return {field.name for field in dataclasses.fields(kind)}
+
+
+def test_every_client_of_the_runtime_is_told_of_tls() -> None:
+    """A client that is not told would find no server that takes it, and only in a run with TLS."""
+    made = [
+        call
+        for source in Path(strandline.runtime.__path__[0]).rglob("*.py")
+        for call in ast.walk(ast.parse(source.read_text()))
+        if isinstance(call, ast.Call)
+        and any(getattr(one, "id", "").endswith("Client") for one in (call.func, *call.args[:1]))
+    ]
+    assert len(made) >= 7
+    assert [ast.unparse(call) for call in made if not any(keyword.arg == "tls" for keyword in call.keywords)] == []
 
 
 def test_no_value_of_the_runtime_shows_a_secret_in_its_repr() -> None:

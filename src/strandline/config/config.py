@@ -355,6 +355,35 @@ class Config:
         doc="Address that the processes of a run listen on; `0.0.0.0` for every network of a host.",
         unset="loopback if Spark runs in one process, else the network between driver and executors",
     )
+    tls: Choice = option(
+        "off",
+        kinds.choice("off", "auto"),
+        doc="`auto` encrypts the connections between hosts with a certificate that the driver makes for the run, and "
+        "hands out with the run's secret.",
+    )
+    tls_certificate: OptionalLocation = option(
+        None,
+        kinds.optional(kinds.PATH),
+        doc="File with the certificate (PEM) of each host; with `tls_key` and `tls_ca`, it encrypts the connections "
+        "between hosts.",
+    )
+    tls_key: OptionalLocation = option(
+        None,
+        kinds.optional(kinds.PATH),
+        doc="File with the private key of `tls_certificate`.",
+    )
+    tls_ca: OptionalLocation = option(
+        None,
+        kinds.optional(kinds.PATH),
+        doc="File with the certificates of the authorities that signed the certificates of all hosts. Use an authority "
+        "of your own: every certificate that it signs is accepted.",
+    )
+    tls_server_name: Option[str | None, str | None] = option(
+        None,
+        kinds.optional(kinds.TEXT),
+        doc="The name that all certificates hold.",
+        unset="each holds the address of its host",
+    )
     heartbeat_timeout: Duration = option(
         "8s",
         POSITIVE,
@@ -386,6 +415,18 @@ class Config:
                 f"restart_max_delay = {self.restart_max_delay} is less than restart_delay = {self.restart_delay}; "
                 "allowed: a longest pause that is not below the first (both in seconds)"
             )
+        self._check_tls()
+
+    def _check_tls(self) -> None:
+        files = {name: getattr(self, name) for name in ("tls_certificate", "tls_key", "tls_ca")}
+        given = [name for name, value in files.items() if value is not None]
+        if given and self.tls == "auto":
+            raise ConfigError(f'tls = "auto" makes its own certificate; remove it, or remove {", ".join(given)}')
+        if given and len(given) < len(files):
+            missing = ", ".join(name for name in files if name not in given)
+            raise ConfigError(f"{', '.join(given)} alone does not encrypt anything; set {missing}, too")
+        if self.tls_server_name is not None and not given:
+            raise ConfigError("tls_server_name goes with tls_certificate, tls_key and tls_ca; set them, too")
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, object]) -> Self:

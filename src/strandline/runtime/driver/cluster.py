@@ -59,6 +59,7 @@ from strandline.runtime.protocol.taskmanager_calls import (
     TaskManagerClient,
     TaskManagerInfo,
 )
+from strandline.runtime.protocol.tls import Tls
 from strandline.runtime.protocol.user_folder import make_private
 from strandline.runtime.task.launcher import ensure_task_manager
 
@@ -99,6 +100,7 @@ class Cluster(CoordinatorCalls):
         secret: str,
         bind_host: str,
         advertise_host: str,
+        tls: Tls | None = None,
     ) -> None:
         self._spark_context = spark_context
         self.listener: CheckpointListener | None = None
@@ -115,6 +117,7 @@ class Cluster(CoordinatorCalls):
         self._closed = False
         self._lock = threading.RLock()
         self._secret = secret
+        self._tls = tls
         self._run_id = run_id
         self._server = Server(
             secret,
@@ -124,6 +127,7 @@ class Cluster(CoordinatorCalls):
             generation=self._generation,
             bind_host=bind_host,
             advertise_host=advertise_host,
+            tls=tls,
             unix_path=str(make_private(socket_folder(run_id)) / "c.sock"),
         )
         self.run = make_run(self._server.address)
@@ -134,7 +138,7 @@ class Cluster(CoordinatorCalls):
         return self._deployment.generation if self._deployment is not None else 0
 
     def register(self, request: Registration) -> None:
-        client = TaskManagerClient(request.address, self._secret, self._run_id, self._generation)
+        client = TaskManagerClient(request.address, self._secret, self._run_id, self._generation, tls=self._tls)
         self._managers.register(request.identity, client)
         log.info("job %s: task manager %s registered", self.run.job, request.identity)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from strandline.config import Config
 from strandline.errors import ConfigError
 from strandline.pyspark_releases import check_supported
+from strandline.runtime.driver.certificate import run_tls
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.protocol.address import Address, default_bind_host, driver_listens_on
 from strandline.runtime.protocol.messages import ChangelogSettings, RunInfo, StorageSettings, UploadSettings
@@ -31,6 +32,7 @@ def make_cluster(job: str, spark: SparkSession, config: Config) -> Cluster:
     # Executors reach Spark's driver by this name, so they reach our server by it, too.
     driver_host = context.getConf().get("spark.driver.host", None) or "127.0.0.1"
     own_bind_host, advertise_host = driver_listens_on(bind_host, driver_host)
+    tls = run_tls(config)
     raise_descriptor_limit()
 
     def info(coordinator: Address) -> RunInfo:
@@ -50,10 +52,13 @@ def make_cluster(job: str, spark: SparkSession, config: Config) -> Cluster:
             ),
             local_recovery=config.local_recovery,
             changelog=_changelog(config),
+            tls=tls,
             sys_path=[os.path.abspath(entry) for entry in sys.path if entry] + [os.getcwd()],
         )
 
-    return Cluster(context, info, run_id=run_id, secret=secret, bind_host=own_bind_host, advertise_host=advertise_host)
+    return Cluster(
+        context, info, run_id=run_id, secret=secret, bind_host=own_bind_host, advertise_host=advertise_host, tls=tls
+    )
 
 
 def absolute_location(location: str) -> str:

@@ -258,6 +258,7 @@ class _Opening:
             dict(config.storage_options),
             run.cluster.run.heartbeat_timeout,
             clock.ticks,
+            run.cluster.run.tls,
         )
         with query_settings(run.spark):
             rows, outlets = run.graph.build(wiring)

@@ -19,6 +19,7 @@ from strandline.runtime.driver.batches import Outlets
 from strandline.runtime.driver.clock import tick_rows
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.side_outputs import output_struct, selected
+from strandline.runtime.protocol.tls import Tls
 from strandline.runtime.task.parquet_writer import MANIFEST, ParquetWriter
 from strandline.runtime.task.relay import Relay
 from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
@@ -90,6 +91,7 @@ class Wiring:
     heartbeat_timeout: float
     ticks: Path | None = None
     """The file of the tick source; None if no step has timers. See `clock`."""
+    tls: Tls | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True)
@@ -217,6 +219,7 @@ def _relay(node: StatefulNode, wiring: Wiring) -> Relay:
         wiring.run_id,
         node.operator.time_mode != "none",
         wiring.heartbeat_timeout,
+        tls=wiring.tls,
     )
 
 

@@ -24,11 +24,12 @@ class Address(msgspec.Struct, frozen=True):
     host: str
     port: int
 
-    def location(self) -> str:
-        """The cheapest way to reach it from here."""
+    def location(self, *, tls: bool = False) -> str:
+        """The cheapest way to reach it from here. With `tls`, connections between hosts are encrypted."""
         if TCP_ONLY not in os.environ and self.host_id == host_identity() and os.path.exists(self.unix_path):
             return f"grpc+unix://{self.unix_path}"
-        return f"grpc://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"grpc{'+tls' if tls else ''}://{host}:{self.port}"
 
 
 NOWHERE = Address("", "", "", 0)

@@ -31,6 +31,7 @@ from strandline.errors import SlotLostError
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.failures import Failure, translate
 from strandline.runtime.protocol.gate import connect_options
+from strandline.runtime.protocol.tls import Tls
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -140,11 +141,14 @@ def _reply_decoder(method: Callable[..., Any]) -> msgspec.msgpack.Decoder[Reply[
     return msgspec.msgpack.Decoder(Reply[response])  # type: ignore[valid-type]  # known only at run time
 
 
-def _connect(address: Address, secret: str) -> Any:
+def _connect(address: Address, secret: str, tls: Tls | None) -> Any:
     """A Flight connection. A test may wrap it: the environment variable `CONNECTION_HOOK` names `module:function`."""
-    location = address.location()
-    options = _KEEP_ALIVE if location.startswith("grpc+unix:") else [*_KEEP_ALIVE, *connect_options(secret)]
-    client = flight.connect(location, generic_options=options)
+    location = address.location(tls=tls is not None)
+    if location.startswith("grpc+unix:"):
+        client = flight.connect(location, generic_options=_KEEP_ALIVE)
+    else:
+        encryption = tls.client_options() if tls is not None else {}
+        client = flight.connect(location, generic_options=[*_KEEP_ALIVE, *connect_options(secret)], **encryption)
     module, _, function = os.environ.get(CONNECTION_HOOK, "").partition(":")
     return getattr(import_module(module), function)(client) if module else client
 
@@ -171,6 +175,7 @@ class Client:
         generation: Callable[[], int],
         *,
         patience: float = PATIENCE,
+        tls: Tls | None = None,
     ) -> None:
         """If the process is silent for `patience` seconds during a ticket, it counts as lost."""
         self.address = address
@@ -179,7 +184,7 @@ class Client:
         self._patience = patience
         self._abandoned = threading.Event()
         self._headers = [(SECRET_HEADER.encode(), secret.encode())]
-        self._client = _connect(address, secret)
+        self._client = _connect(address, secret, tls)
 
     def carry_out(self, method: Callable[[Any, Request], Response], request: Request) -> Response:
         """The response of the other process to a declared call.

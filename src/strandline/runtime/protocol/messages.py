@@ -11,6 +11,7 @@ from strandline.checkpoint.metadata import StateFile, SubtaskState
 from strandline.config.rocksdb import RocksDBOptions
 from strandline.redaction import shown
 from strandline.runtime.protocol.address import NOWHERE, Address
+from strandline.runtime.protocol.tls import Tls
 from strandline.state.coding.keys import key_group_range
 
 
@@ -93,6 +94,8 @@ class RunInfo(msgspec.Struct, frozen=True):
     """Whether a restart uses the local copies of durable files."""
     changelog: ChangelogSettings | None = None
     """None: every checkpoint uploads the state itself."""
+    tls: Tls | None = None
+    """None: connections are not encrypted."""
 
     def __repr__(self) -> str:
         """Without secrets."""

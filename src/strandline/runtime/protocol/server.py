@@ -30,6 +30,7 @@ from strandline.runtime.protocol.calls import (
 from strandline.runtime.protocol.failures import Failure, flight_error
 from strandline.runtime.protocol.gate import Gate
 from strandline.runtime.protocol.tickets import Tickets
+from strandline.runtime.protocol.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ CLOSE_PATIENCE = 2.0
 """Seconds for which a server that closes waits for its callers to notice. gRPC itself waits for twenty."""
 _STILL_AT_IT = msgspec.msgpack.encode(Reply(pending=True))
 
+_LOOPBACK = "127.0.0.1"
 _CONNECT_TIMEOUT = 1.0
 """Seconds within which the server must take a connection from the gate."""
 
@@ -56,8 +58,8 @@ class _CheckSecret(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pya
 
 
 class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no stubs
-    def __init__(self, location: str, server: Server, secret: str) -> None:
-        super().__init__(location, middleware={"secret": _CheckSecret(secret)})
+    def __init__(self, location: str, server: Server, secret: str, **options: Any) -> None:
+        super().__init__(location, middleware={"secret": _CheckSecret(secret)}, **options)
         self._server = server
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
@@ -74,11 +76,11 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
             raise flight_error(error) from error
 
 
-def _connect(unix_path: str) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX)
+def _connect(family: socket.AddressFamily, address: Any) -> socket.socket:
+    connection = socket.socket(family)
     try:
         connection.settimeout(_CONNECT_TIMEOUT)
-        connection.connect(unix_path)
+        connection.connect(address)
     except OSError:
         connection.close()
         raise
@@ -104,6 +106,7 @@ class Server:
         unix_path: str,
         advertise_host: str | None = None,
         exchange: Exchange | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._run_id = run_id
         self._generation = generation
@@ -111,9 +114,15 @@ class Server:
         self._tickets = Tickets()
         self._calls = {name: (declared, getattr(process, name)) for name, declared in declared_calls(interface).items()}
         Path(unix_path).unlink(missing_ok=True)
-        self._unix = _FlightServer(f"grpc+unix://{unix_path}", self, secret)
-        # It answers from here on. `serve` is not called: it would take Ctrl-C and SIGTERM away from the process.
-        self._gate = Gate(bind_host, secret, partial(_connect, unix_path))
+        self._servers = [_FlightServer(f"grpc+unix://{unix_path}", self, secret)]
+        connect = partial(_connect, socket.AF_UNIX, unix_path)
+        if tls is not None:
+            # Flight offers no TLS on a Unix socket. Whoever finds this port needs a certificate to get further.
+            encrypted = _FlightServer(f"grpc+tls://{_LOOPBACK}:0", self, secret, **tls.server_options())
+            self._servers.append(encrypted)
+            connect = partial(_connect, socket.AF_INET, (_LOOPBACK, encrypted.port))
+        # They answer from here on. `serve` is not called: it would take Ctrl-C and SIGTERM away from the process.
+        self._gate = Gate(bind_host, secret, connect)
         self.address = Address(host_identity(), unix_path, advertise_host or bind_host, self._gate.port)
 
     def answer(self, name: str, body: bytes) -> bytes:
@@ -173,7 +182,7 @@ class Server:
     def close(self) -> None:
         """Answer no more calls. A caller that is frozen holds this up for at most `CLOSE_PATIENCE` seconds."""
         self._gate.close()
-        closing = [threading.Thread(target=server.shutdown, daemon=True) for server in (self._unix,)]
+        closing = [threading.Thread(target=server.shutdown, daemon=True) for server in self._servers]
         for thread in closing:
             thread.start()
         deadline = time.monotonic() + CLOSE_PATIENCE

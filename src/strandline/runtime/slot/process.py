@@ -108,7 +108,7 @@ class Slot(SlotCalls):
             if self._manager is None:
                 spec = self.spec
                 self._manager = TaskManagerClient(
-                    spec.manager, spec.run.secret, spec.run.run_id, lambda: spec.generation
+                    spec.manager, spec.run.secret, spec.run.run_id, lambda: spec.generation, tls=spec.run.tls
                 )
             self._manager.sealed(sealed)
         except StrandlineError as error:
@@ -271,6 +271,7 @@ class Slot(SlotCalls):
             advertise_host=advertise_host,
             unix_path=str(make_private(socket_folder(spec.run.run_id)) / f"s{spec.index}-{spec.incarnation}.sock"),
             exchange=self.exchange,
+            tls=spec.run.tls,
         )
         states = {uid: op.described_states() for uid, op in self.operators.items()}
         ready.tell(SlotReady(server.address, states, self.rebuilt))

@@ -69,7 +69,7 @@ def _registered(address_file: Path) -> Registration | None:
 
 def _answers(known: Registration, run: RunInfo) -> bool:
     """Whether a task manager answers before it counts as lost."""
-    client = TaskManagerClient(known.address, run.secret, run.run_id, lambda: 0)
+    client = TaskManagerClient(known.address, run.secret, run.run_id, lambda: 0, tls=run.tls)
     deadline = time.monotonic() + run.heartbeat_timeout
     try:
         while True:

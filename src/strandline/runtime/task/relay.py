@@ -26,6 +26,7 @@ from strandline.runtime.protocol.coordinator_calls import CoordinatorClient
 from strandline.runtime.protocol.exchange import SEND_INPUT, ExchangeHeader
 from strandline.runtime.protocol.failures import translate
 from strandline.runtime.protocol.slot_calls import SlotClient
+from strandline.runtime.protocol.tls import Tls
 from strandline.runtime.task.batch_properties import current_batch
 from strandline.runtime.task.relay_pulse import RelayPulse
 
@@ -50,6 +51,7 @@ class Relay:
     heartbeat_timeout: float = 8.0
     initial: bool = False
     """Whether the rows are the initial state of the operator, not those of a batch."""
+    tls: Tls | None = field(default=None, repr=False)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = next((batch for batch in batches if batch.num_rows), None)
@@ -69,7 +71,7 @@ class Relay:
             raise translate(error, f"slot {header.subtask}, operator {header.operator}") from error
 
     def _pulse(self, header: ExchangeHeader, slot: Address, reader: Any) -> RelayPulse:
-        connect = partial(SlotClient, slot, self.secret, self.run_id, lambda: header.generation)
+        connect = partial(SlotClient, slot, self.secret, self.run_id, lambda: header.generation, tls=self.tls)
         return RelayPulse(header.exchange, connect, SLOT_PATIENCE * self.heartbeat_timeout, reader.cancel)
 
     def _header(self, subtask: int) -> ExchangeHeader:
@@ -96,12 +98,12 @@ class Relay:
             address = self._slot_addresses(header).get(header.subtask)
             if address is None:
                 raise SlotLostError(f"slot {header.subtask} is not running")
-            client = SlotClient(address, self.secret, self.run_id, lambda: header.generation)
+            client = SlotClient(address, self.secret, self.run_id, lambda: header.generation, tls=self.tls)
             _clients[(epoch, header.subtask)] = client
         return client
 
     def _slot_addresses(self, header: ExchangeHeader) -> dict[int, Address]:
-        driver = CoordinatorClient(self.coordinator, self.secret, self.run_id, lambda: header.generation)
+        driver = CoordinatorClient(self.coordinator, self.secret, self.run_id, lambda: header.generation, tls=self.tls)
         try:
             return driver.slot_addresses(NOTHING)
         finally:

@@ -90,7 +90,12 @@ class TaskManager(TaskManagerCalls):
         self._folder_lock.delete_dead_runs()
         self._slots = SlotProcesses(run.job, self._folder, run.heartbeat_timeout, self._thread_died)
         self._coordinator = CoordinatorClient(
-            run.coordinator, run.secret, run.run_id, lambda: self._slots.generation, patience=run.heartbeat_timeout
+            run.coordinator,
+            run.secret,
+            run.run_id,
+            lambda: self._slots.generation,
+            patience=run.heartbeat_timeout,
+            tls=run.tls,
         )
         self._background = BackgroundUploads(self._slots, self._coordinator, identity, self._thread_died)
         self._durability = self._open_durability()
@@ -103,6 +108,7 @@ class TaskManager(TaskManagerCalls):
             generation=lambda: self._slots.generation,
             bind_host=bind_host,
             advertise_host=advertise_host,
+            tls=run.tls,
             unix_path=str(make_private(socket_folder(run.run_id)) / f"tm-{self._name}.sock"),
         )
 

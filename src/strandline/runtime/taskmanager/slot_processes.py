@@ -146,7 +146,9 @@ class SlotProcesses:
             _kill(process)
             raise told.failure.error()
         # The watch decides whether the slot is lost: then it kills the process, and the calls fail.
-        client = SlotClient(told.address, spec.run.secret, spec.run.run_id, lambda: spec.generation, patience=LONG)
+        client = SlotClient(
+            told.address, spec.run.secret, spec.run.run_id, lambda: spec.generation, patience=LONG, tls=spec.run.tls
+        )
         watch.ask(client)
         slot = SlotProcess(spec, process, client, told, watch)
         with self._lock:

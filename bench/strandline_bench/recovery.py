@@ -107,7 +107,7 @@ def _lose_all_slots(run_: sl.JobRun, place: Path) -> sl.Recovery:
     """Kill every slot together with its working files, and wait until the run is back."""
     before = len(run_.recoveries())
     slots = {slot.index: slot.pid for slot in run_.processes().slots}
-    for folder in (place / "local").glob("strandline/*/*/gen-*"):
+    for folder in (place / "local").glob("strandline-*/*/*/gen-*"):
         shutil.rmtree(folder, ignore_errors=True)
     for pid in slots.values():
         os.kill(pid, signal.SIGKILL)

@@ -36,7 +36,7 @@ def slot_pid(run: sl.JobRun, index: int) -> int:
 def lose_slot(place: Place, run: sl.JobRun, index: int) -> None:
     """Kill a slot, and delete everything that it has on local disk, as the loss of its host would."""
     pid = slot_pid(run, index)
-    (folder,) = (place.root / "local").glob(f"strandline/visits/*/gen-*/slot-{index}")
+    (folder,) = (place.root / "local").glob(f"strandline-*/visits/*/gen-*/slot-{index}")
     os.kill(pid, signal.SIGKILL)
     shutil.rmtree(folder)
 

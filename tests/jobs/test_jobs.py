@@ -416,4 +416,4 @@ def test_nothing_is_left_of_a_run_that_ended(place: Place) -> None:
     assert len(pids) == 3
     run.stop()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the end of all processes")
-    wait_until(lambda: not list(local.glob("strandline/visits/*")), what="the end of local files")
+    wait_until(lambda: not list(local.glob("strandline-*/visits/*")), what="the end of local files")

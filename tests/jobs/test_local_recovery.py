@@ -21,13 +21,13 @@ ROWS = [[(f"user{RANDOM.randrange(80)}", RANDOM.randrange(100)) for _ in range(1
 
 
 def copies(place: Place) -> list[Path]:
-    return [path for path in place.root.glob("local/strandline/*/*/copies/*/*") if path.name != "lock"]
+    return [path for path in place.root.glob("local/strandline-*/*/*/copies/*/*") if path.name != "lock"]
 
 
 def lose_all_slots(place: Place, run: sl.JobRun) -> sl.Recovery:
     """With their working files, so that only the last checkpoint is left."""
     before = len(run.recoveries())
-    for folder in place.root.glob("local/strandline/*/*/gen-*"):
+    for folder in place.root.glob("local/strandline-*/*/*/gen-*"):
         shutil.rmtree(folder, ignore_errors=True)
     for slot in run.processes().slots:
         os.kill(slot.pid, signal.SIGKILL)
@@ -75,7 +75,7 @@ def test_local_copies_are_used_verified_and_replaced_by_the_primary(
     feed(1)
 
     # A disk that takes no copies fails no checkpoint.
-    for folder in place.root.glob("local/strandline/*/*/copies/*"):
+    for folder in place.root.glob("local/strandline-*/*/*/copies/*"):
         shutil.rmtree(folder)
     feed(1)
     assert all(one.status == "completed" for one in run.checkpoints())

@@ -99,7 +99,7 @@ def test_a_slot_whose_local_files_are_gone_restarts_the_run_from_its_checkpoint(
     run.process_all_available()
     place.write(data[1])
     wait_until(lambda: run.figures().batches == 2, what="a batch that no checkpoint covers")
-    folder = next(local.glob("strandline/visits/*/gen-1/slot-0"))
+    folder = next(local.glob("strandline-*/visits/*/gen-1/slot-0"))
     victim = run.processes().slots[0].pid
     for path in sorted(folder.rglob("*"), reverse=True):
         path.unlink() if path.is_file() else None

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -430,6 +431,8 @@ class Cluster(CoordinatorCalls):
         self._managers.ask(self._managers, TaskManagerClient.shutdown, NOTHING)
         self._managers.close()
         self._server.close()
+        with suppress(OSError):  # a task manager of this host is still there, and will remove the folder
+            socket_folder(self._run_id).rmdir()
 
 
 _NOT_PLACED = Place("", NOWHERE)

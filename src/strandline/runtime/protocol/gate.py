@@ -109,6 +109,8 @@ class Gate:
         try:
             while self._turn():
                 pass
+        except Exception:
+            log.exception("the gate has died; for callers from other hosts this process is lost")
         finally:
             # Of the two ends of a connection, one at least is always watched.
             for end in [key.data for key in self._selector.get_map().values() if key.data is not None]:

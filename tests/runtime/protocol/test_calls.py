@@ -442,6 +442,14 @@ def test_callers_on_the_same_host_use_the_socket_and_others_tcp(process: Process
     assert socket.gethostname() in host_identity()
 
 
+def test_a_proxy_of_the_environment_does_not_get_our_calls(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    client = client_of(process.address("tcp"))
+    assert client.echo(ONE) == ONE
+    client.close()
+
+
 def test_a_closed_server_leaves_no_socket(tmp_path: Path) -> None:
     process = Process(tmp_path)
     process.server.close()

@@ -181,6 +181,25 @@ def test_a_connection_that_stays_silent_is_closed(tmp_path: Path) -> None:
     server.close()
 
 
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this host has no IPv6")
+@pytest.mark.parametrize(("bind_host", "callers"), [("::1", ["::1"]), ("::", ["::1", "127.0.0.1"])])
+def test_a_gate_listens_on_ipv6(server: Echo, bind_host: str, callers: list[str]) -> None:
+    gate = Gate(bind_host, SECRET, server._connect)
+    for host in callers:
+        with socket.create_connection((host, gate.port)) as caller:
+            caller.sendall(REQUEST)
+            assert read(caller, len(GRANTED)) == GRANTED
+    gate.close()
+
+
 def test_an_end_that_closes_closes_the_other_end_after_the_last_byte(server: Echo) -> None:
     with server.friend() as caller:
         caller.sendall(b"last words")

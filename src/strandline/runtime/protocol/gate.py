@@ -85,7 +85,8 @@ class Gate:
         self._longest_wait = longest_wait
         self._most_waiting = most_waiting
         family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
-        self._listener = socket.create_server((bind_host, 0), family=family, backlog=512)
+        both = bind_host == "::" and socket.has_dualstack_ipv6()
+        self._listener = socket.create_server((bind_host, 0), family=family, backlog=512, dualstack_ipv6=both)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._expected = f"{_SCHEME} {gate_token(secret)}".encode()

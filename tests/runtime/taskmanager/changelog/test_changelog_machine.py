@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
@@ -29,6 +30,7 @@ from strandline.runtime.protocol.folders import slot_folder
 from strandline.runtime.protocol.messages import SlotSpec
 from strandline.runtime.taskmanager.changelog.changelog import Barrier
 from strandline.runtime.taskmanager.changelog.tuning import ChangelogTuning
+from strandline.runtime.taskmanager.changelog.upload_pace import UploadPace
 from strandline.storage.local import LocalStorage
 from tests.examples import examples
 from tests.runtime.taskmanager.changelog.host import (
@@ -55,15 +57,25 @@ BATCH = st.tuples(CHANGES, st.none() | CHANGES, st.booleans(), st.none() | st.in
 """What changes; what a round before it changed, which came to nothing; whether slots tell of segments when they are
 sealed; and a slot that dies when the batch is decided, before it hears of it."""
 BATCHES = st.lists(BATCH, min_size=1, max_size=2)
-BROKEN = st.sampled_from([False, False, False, True])
-"""Whether storage takes nothing for as long as the rule lasts."""
+BROKEN = st.sampled_from(["", "", "", "fails", "hangs"])
+"""Storage takes nothing for as long as the rule lasts; or uploads of segments hang, and end well much later."""
 ENDS = st.sampled_from(["completed"] * 4 + ["unheard", "interrupted", "failed", "later"])
 
 
 class Storage(LocalStorage):
-    """Takes nothing while it is `broken`."""
+    """Takes nothing while it `fails`. An upload of segments that begins while it `hangs` goes on when it is woken."""
 
-    broken = False
+    broken = ""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.asleep: list[str] = []
+        self._wake = threading.Event()
+
+    def wake(self) -> None:
+        self._wake.set()
+        self._wake = threading.Event()
+        self.asleep = []
 
     def write(self, path: str, data: bytes) -> None:
         self._check(path)
@@ -74,8 +86,22 @@ class Storage(LocalStorage):
         super().upload(source, path)
 
     def _check(self, path: str) -> None:
-        if self.broken:
+        if self.broken == "fails":
             raise StorageError(f"{path}: broken")
+        if self.broken == "hangs" and path.endswith("-log"):
+            self.asleep.append(path)
+            assert self._wake.wait(60)
+
+
+class Patience(UploadPace):
+    """Nobody waits for uploads that hang; nobody gives up others."""
+
+    def __init__(self, storage: Storage) -> None:
+        super().__init__(20.0)
+        self._storage = storage
+
+    def patience(self, size: int) -> float:
+        return 0.005 if self._storage.broken == "hangs" else 20.0
 
 
 class ChangelogMachine(RuleBasedStateMachine):
@@ -119,18 +145,28 @@ class ChangelogMachine(RuleBasedStateMachine):
     # --- batches -------------------------------------------------------------------------------------
 
     @rule(batches=BATCHES, broken=BROKEN)
-    def work(self, batches: list[Any], broken: bool) -> None:
+    def work(self, batches: list[Any], broken: str) -> None:
+        self.wake()
         with self.breaking(broken):
             for batch in batches:
                 self.batch(*batch)
 
+    def wake(self) -> None:
+        """Uploads that hang end well, and count for whoever still needs them."""
+        self.storage.wake()
+        for host in self.hosts:
+            if host.has_changelog:
+                uploader = host.changelog._uploader
+                with uploader._changed:
+                    assert uploader._changed.wait_for(lambda one=uploader: not one._busy, 30)  # type: ignore[misc]
+
     @contextmanager
-    def breaking(self, broken: bool) -> Iterator[None]:
+    def breaking(self, broken: str) -> Iterator[None]:
         self.storage.broken = broken
         try:
             yield
         finally:
-            self.storage.broken = False
+            self.storage.broken = ""
 
     def batch(self, changes: Any, void: Any, hints: bool, dies: int | None) -> None:
         batch = max(self.decided + 1, first_batch(self.generation))
@@ -172,9 +208,9 @@ class ChangelogMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.changelog)
     @rule(index=st.sampled_from(SLOTS), before=BATCHES, during=BATCHES, broken=BROKEN)
-    def materialize(self, index: int, before: list[Any], during: list[Any], broken: bool) -> None:
+    def materialize(self, index: int, before: list[Any], during: list[Any], broken: str) -> None:
         """Batches are committed, and the slot may die, while it is uploaded."""
-        self.work(before, broken=False)
+        self.work(before, broken="")
         generation = self.generation
         materializer = self.hosts[self.home[index]].changelog.materializer
         frozen = materializer.freeze(index)
@@ -191,8 +227,8 @@ class ChangelogMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.changelog)
     @rule(before=BATCHES, again=BATCHES, broken=BROKEN)
-    def merge(self, before: list[Any], again: list[Any], broken: bool) -> None:
-        self.work(before, broken=False)
+    def merge(self, before: list[Any], again: list[Any], broken: str) -> None:
+        self.work(before, broken="")
         self.work(again, broken)
         with self.breaking(broken):
             for host in self.hosts:
@@ -202,7 +238,7 @@ class ChangelogMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.coordinator.should_trigger(0.0, 1, forced=True))
     @rule(before=BATCHES, during=BATCHES, broken=BROKEN, end=ENDS, files=st.booleans())
-    def checkpoint(self, before: list[Any], during: list[Any], broken: bool, end: str, files: bool) -> None:
+    def checkpoint(self, before: list[Any], during: list[Any], broken: str, end: str, files: bool) -> None:
         """Barrier, acknowledgements, completion; batches go on meanwhile."""
         self.work(before, broken)
         number = self.barrier()
@@ -228,6 +264,7 @@ class ChangelogMachine(RuleBasedStateMachine):
         return number
 
     def acknowledge(self, number: int) -> None:
+        self.wake()
         for host, barrier in self.barriers.pop(number, []):
             try:
                 self.take_in(number, host.acknowledge(barrier))
@@ -243,7 +280,7 @@ class ChangelogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.barriers)
     @rule(data=st.data(), before=BATCHES)
     def acknowledge_later(self, data: st.DataObject, before: list[Any]) -> None:
-        self.work(before, broken=False)
+        self.work(before, broken="")
         if self.barriers:
             self.acknowledge(data.draw(st.sampled_from(sorted(self.barriers))))
 
@@ -317,6 +354,7 @@ class ChangelogMachine(RuleBasedStateMachine):
         """Who is still making it durable goes on to the end, and nobody wants it."""
         for host, barrier in self.barriers.pop(number, []):
             if barrier.behind or barrier.frozen:
+                self.wake()
                 try:
                     self.take_in(number, host.acknowledge(barrier))
                 except (CheckpointError, StorageError):
@@ -328,7 +366,7 @@ class ChangelogMachine(RuleBasedStateMachine):
     # --- what goes wrong -----------------------------------------------------------------------------
 
     @rule(index=st.sampled_from(SLOTS), before=BATCHES, broken=BROKEN, files=st.booleans())
-    def slot_dies(self, index: int, before: list[Any], broken: bool, files: bool) -> None:
+    def slot_dies(self, index: int, before: list[Any], broken: str, files: bool) -> None:
         self.work(before, broken)
         self.slot_dies_now(index, files)
         self.compare()
@@ -345,7 +383,7 @@ class ChangelogMachine(RuleBasedStateMachine):
         self.start(host, [index])
 
     @rule(which=st.integers(0, 1), before=BATCHES, broken=BROKEN, files=st.booleans())
-    def host_dies(self, which: int, before: list[Any], broken: bool, files: bool) -> None:
+    def host_dies(self, which: int, before: list[Any], broken: str, files: bool) -> None:
         self.work(before, broken)
         self.host_dies_now(self.hosts[self.home[which]], files)
         self.compare()
@@ -357,7 +395,7 @@ class ChangelogMachine(RuleBasedStateMachine):
         if not files:
             self.rootless.update(indices)
         at = self.hosts.index(host)
-        self.hosts[at] = Host(self.run, self.storage, TUNING)
+        self.hosts[at] = self.new_host()
         self.deaf = [one for one in self.deaf if one is not host]
         if self.news is not None:
             self.deaf.append(self.hosts[at])  # it starts from a checkpoint, but never heard of one
@@ -366,7 +404,7 @@ class ChangelogMachine(RuleBasedStateMachine):
     def kill(self, host: Host, files: bool) -> None:
         if host.has_changelog:
             known = host.changelog.files
-            self.strays.update(known._users, known._obsolete)
+            self.strays.update(known._users, known._obsolete, self.storage.asleep)
         host.kill(files)
 
     def start(self, host: Host, indices: list[int]) -> None:
@@ -385,7 +423,7 @@ class ChangelogMachine(RuleBasedStateMachine):
             self.fail(number)
 
     @rule(before=BATCHES, broken=BROKEN)
-    def restart(self, before: list[Any], broken: bool) -> None:
+    def restart(self, before: list[Any], broken: str) -> None:
         """The run goes back to its last checkpoint, on the same hosts."""
         self.work(before, broken)
         self.restart_now()
@@ -398,7 +436,7 @@ class ChangelogMachine(RuleBasedStateMachine):
     @rule(before=BATCHES, changelog=st.booleans(), orderly=st.booleans(), claimed=st.sampled_from([True, True, False]))
     def another_run(self, before: list[Any], changelog: bool, orderly: bool, claimed: bool) -> None:
         """The next start of the job, with the changelog on or off; the last checkpoint is its own, or the user's."""
-        self.work(before, broken=False)
+        self.work(before, broken="")
         self.give_up_pending()
         for host in self.hosts:
             if orderly:
@@ -415,7 +453,13 @@ class ChangelogMachine(RuleBasedStateMachine):
         log = changelog_settings(upload_timeout=20)
         name = f"run-{next(self.numbers)}"
         self.run = run_info(self.root, self.storage, log if self.changelog else None, name, self.inline)
-        self.hosts = [Host(self.run, self.storage, TUNING) for _ in set(self.home)]
+        self.hosts = [self.new_host() for _ in set(self.home)]
+
+    def new_host(self) -> Host:
+        host = Host(self.run, self.storage, TUNING)
+        if host.has_changelog:
+            host.changelog._uploader._pace = Patience(self.storage)
+        return host
 
     def begin_generation(self, newest: int | None, claimed: bool = True) -> None:
         self.generation += 1
@@ -482,12 +526,14 @@ class ChangelogMachine(RuleBasedStateMachine):
                 self.check_storage()
                 self.check_checkpoints()
         finally:
+            self.storage.wake()
             for host in getattr(self, "hosts", []):
                 host.kill()
             shutil.rmtree(self.root, ignore_errors=True)
 
     def check_storage(self) -> None:
         """Two completed checkpoints later only what is needed is there, and after the end only checkpoints."""
+        self.wake()
         self.give_up_pending()
         if self.news is not None:
             self.tell()

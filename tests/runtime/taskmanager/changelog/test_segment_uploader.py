@@ -271,11 +271,15 @@ def test_the_patience_grows_with_the_size_and_follows_the_rate(
     for one in seen:
         before = pace.patience(size)
         pace.stored(*one)
-        assert pace.patience(size) <= 4 * before  # one upload that hung says little
+        assert pace.patience(size) <= 4 * before + 8  # one upload that hung says little
     assert 1.0 <= pace.patience(size) <= pace.patience(size + more)
     for _ in range(40):
         pace.stored(90 << 20, 1.8)  # 50 MB/s
-    assert 1.8 < pace.patience(90 << 20) < 1.0 + 3 * 1.8
+        pace.stored(1000, 0.2)
+    assert 1.8 < pace.patience(90 << 20) < 1.0 + 3 * 2.0
+    assert 0.2 < pace.patience(1000) < 1.5
+    pace.stored(1000, 3.0)
+    assert 3.0 < pace.patience(1000) < 8.0
 
 
 def test_a_group_that_cannot_be_uploaded_takes_the_others_with_it(

@@ -1,9 +1,9 @@
 """A job on a real cluster of executors, some of which come or are lost while it runs; prints what happened as JSON.
 
-    python -m tests.jobs.cluster_driver ROOT MASTER PARALLELISM LOSSES
+    python -m tests.jobs.cluster_driver ROOT MASTER PARALLELISM LOSSES TLS
 
-Executors reach each other and the driver by TCP alone, as on different hosts. With a standalone master (`spark://`) a
-second worker is started in the middle, and the run is spread over it.
+Executors reach each other and the driver by TCP alone, as on different hosts. TLS is the job's option `tls`. With a
+standalone master (`spark://`) a second worker is started in the middle, and the run is spread over it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,11 @@ def main() -> None:
     choice = random.Random(7)
     rows = [[(f"user{choice.randrange(50)}", choice.randrange(100)) for _ in range(200)] for _ in range(3 * losses + 3)]
     job = place.sums(
-        changelog=True, checkpoint_interval="300ms", materialization_interval="2s", parallelism=parallelism
+        changelog=True,
+        checkpoint_interval="300ms",
+        materialization_interval="2s",
+        parallelism=parallelism,
+        tls=sys.argv[5],
     )
     run = job.start()
     try:

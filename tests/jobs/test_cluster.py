@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.spark
 
 
-def drive(root: Path, master: str, parallelism: int, losses: int) -> dict[str, Any]:
+def drive(root: Path, master: str, parallelism: int, losses: int, tls: str = "off") -> dict[str, Any]:
     with (root / "driver.log").open("wb") as log:
         done = subprocess.run(
             [
@@ -30,6 +30,7 @@ def drive(root: Path, master: str, parallelism: int, losses: int) -> dict[str, A
                 master,
                 str(parallelism),
                 str(losses),
+                tls,
             ],
             cwd=Path(__file__).parents[2],
             stdout=subprocess.PIPE,
@@ -52,8 +53,8 @@ def check(facts: dict[str, Any], parallelism: int, losses: int) -> None:
     assert facts["recovered"] == [sorted(slots) for slots in facts["lost"]], "nobody else's state was touched"
 
 
-def test_lost_hosts_cost_only_their_own_subtasks(tmp_path: Path) -> None:
-    check(drive(tmp_path, "local-cluster[2,1,1024]", 2, 1), 2, 1)
+def test_lost_hosts_cost_only_their_own_subtasks_also_with_tls(tmp_path: Path) -> None:
+    check(drive(tmp_path, "local-cluster[2,1,1024]", 2, 1, tls="auto"), 2, 1)
 
 
 @pytest.mark.slow

@@ -71,7 +71,8 @@ def run(
         problems = soak.end()
     finally:
         soak.kill()
-    shutil.rmtree(home, ignore_errors=True)
+    if not problems:
+        shutil.rmtree(home, ignore_errors=True)
     return {
         "minutes": minutes,
         "seed": seed,
@@ -81,6 +82,7 @@ def run(
         "checkpoints": soak.facts()["checkpoints"] if not problems else None,
         "flat": {name: judged([one[name] for one in soak.samples]) for name in QUANTITIES},
         "problems": problems,
+        "folder": str(home) if problems else None,
         "samples": soak.samples,
     }
 

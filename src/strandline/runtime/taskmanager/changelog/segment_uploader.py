@@ -147,8 +147,6 @@ class SegmentUploader:
             while not self._closed:
                 now = time.monotonic()
                 unsettled = [upload for upload in uploads if not upload.settled(self._attempts)]
-                if not unsettled or now >= deadline:
-                    break
                 wake = deadline
                 for upload in unsettled:
                     due = upload.next_try(self._attempts, patience[upload], self._retry_delay)
@@ -156,7 +154,11 @@ class SegmentUploader:
                         wake = min(wake, due)
                     elif self._busy < THREADS:
                         self._begin(upload, now)
+                        # This thread may have slept for long. A try gets its time all the same.
+                        deadline = max(deadline, now + patience[upload])
                         wake = now
+                if not unsettled or now >= deadline:
+                    break
                 self._changed.wait(wake - now)
             self.figures.failures += sum(upload.handles is None for upload in uploads)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -103,6 +105,12 @@ class Place:
     def _appended(self) -> Iterator[Row]:
         for file in self.output.glob("*.jsonl"):
             yield from (tuple(row) for row in json.loads(file.read_text()))
+
+    def age_local_files(self) -> None:
+        """Let an hour pass for local files: the next task manager may delete those of runs that died."""
+        for lock in self.local.glob(f"*/{JOB}/*/alive.lock"):
+            with suppress(FileNotFoundError):  # its run has just ended
+                os.utime(lock, (time.time() - 3600.0,) * 2)
 
     # --- the job ---------------------------------------------------------------------------------
 

@@ -62,7 +62,8 @@ def run(minutes: float, seed: int, *, changelog: bool, work_dir: Path | None = N
         **dict(sorted(events.items())),
         "starts": sum(driver.count("started") for driver in drivers),
         "fenced": sum(driver.count("fenced") for driver in drivers),
-        "errors": [line for driver in drivers for line in driver.lines("error")][:20],
+        "errors": [line[:500] for driver in drivers for line in driver.lines("error")][:20],
+        "foreign_errors": [line[:500] for driver in drivers for line in driver.lines("foreign")][:20],
         "log_entries": int(log_entries[-1].stem) + 1 if log_entries else 0,
         "problems": problems,
         "folder": str(home) if problems else None,
@@ -204,6 +205,8 @@ def main() -> None:
             tell("fenced")
         except StrandlineError as error:
             tell(f"error {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - an error that is not ours is told, too
+            tell(f"foreign {type(error).__name__}: {error}")
         time.sleep(chance.uniform(0.0, 2.0))
     spark.stop()
 

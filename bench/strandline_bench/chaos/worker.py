@@ -81,6 +81,7 @@ class Worker:
                 teller.tell()
             self._control.unlink(missing_ok=True)  # from here on nothing fails
             teller.faults = {}
+            place.age_local_files()
             teller.start(parallelism=1)
             teller.process(1)
             teller.stop()

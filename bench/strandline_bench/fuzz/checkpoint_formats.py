@@ -35,6 +35,7 @@ from strandline.checkpoint.metadata import (
 )
 from strandline.checkpoint.restore import SinkRecovery, check_compatible, overlapping, plan_restore
 from strandline.operators.schema_evolution import state_changes
+from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.restore.position import seed
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.state.backends.base import SnapshotFile
@@ -181,6 +182,10 @@ class Position(Metadata):
         target = self.folder / "spark"
         try:
             seed(metadata.source, target, ticks=True, places=(0,))
+            clock = Clock(target, frozenset({"event"}), restored=True)
+            clock.committed(8, [{"event": 1}])
+            clock.event_timer_due()
+            clock.of(8)
         finally:
             shutil.rmtree(target, ignore_errors=True)
 

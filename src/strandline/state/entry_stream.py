@@ -36,29 +36,34 @@ def read_batches(data: pa.Buffer, schema: pa.Schema, limit: int) -> Iterator[pa.
     Raises `BadStreamError` if the stream is damaged, or if its batches would take more than `limit` bytes of memory.
     """
     try:
-        messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(data))
-        if not pa.ipc.read_schema(messages.read_next_message()).equals(schema):
-            raise BadStreamError("its columns are not those of entries")
-        for message in messages:
-            if message.type != "record batch":
-                raise BadStreamError(f"it contains a {message.type}")
-            limit -= _announced_bytes(message)
-            if limit < 0:
-                raise BadStreamError("it announces more entries than a file of its size can hold")
-            batch = pa.ipc.read_record_batch(message, schema)
-            batch.validate(full=True)
-            for field, column in zip(schema, batch.columns, strict=True):
-                if column.null_count and not field.nullable:
-                    raise BadStreamError(f"an entry has no {field.name}")
-            yield batch
+        _check_messages(data, schema, limit)
+        with pa.ipc.open_stream(pa.BufferReader(data)) as stream:
+            for batch in stream:
+                batch.validate(full=True)
+                for field, column in zip(schema, batch.columns, strict=True):
+                    if column.null_count and not field.nullable:
+                        raise BadStreamError(f"an entry has no {field.name}")
+                yield batch
     except BadStreamError:
         raise
     except MemoryError:
         raise  # the announced sizes are bounded, so the process has no memory left
-    except StopIteration as error:
-        raise BadStreamError("it has no columns") from error
     except (pa.ArrowException, OSError, ValueError, OverflowError, struct.error) as error:
         raise BadStreamError(f"Arrow cannot read it: {error}") from error
+
+
+def _check_messages(data: pa.Buffer, schema: pa.Schema, limit: int) -> None:
+    """Look at all messages of a stream without decompressing any."""
+    messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(data))
+    first = next(iter(messages), None)
+    if first is None or not pa.ipc.read_schema(first).equals(schema):
+        raise BadStreamError("its columns are not those of entries")
+    for message in messages:
+        if message.type != "record batch":
+            raise BadStreamError(f"it contains a {message.type}")
+        limit -= _announced_bytes(message)
+        if limit < 0:
+            raise BadStreamError("it announces more entries than a file of its size can hold")
 
 
 def _announced_bytes(message: pa.ipc.Message) -> int:

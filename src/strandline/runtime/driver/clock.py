@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from strandline.errors import CheckpointError
 from strandline.operators.base import TimeMode
 from strandline.runtime.protocol.messages import BatchTime
 from strandline.runtime.protocol.slot_calls import NextTimers
@@ -26,6 +28,22 @@ from strandline.runtime.protocol.slot_calls import NextTimers
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class _Offsets(msgspec.Struct, frozen=True):
+    """What is used of the second line of an entry of Spark's offset log. The names are Spark's."""
+
+    batchTimestampMs: int
+    batchWatermarkMs: int = 0
+
+
+class _Commit(msgspec.Struct, frozen=True):
+    """What is used of the second line of an entry of Spark's commit log."""
+
+    nextBatchWatermarkMs: int
 
 
 class Clock:
@@ -49,11 +67,13 @@ class Clock:
     def of(self, spark_batch: int) -> BatchTime:
         """The time of a batch, from Spark's offset log."""
         facts = self._offsets(spark_batch)
+        if facts is None:
+            raise CheckpointError(f"Spark's offset log in {self._scratch} has no entry for batch {spark_batch}")
         before = self._offsets(spark_batch - 1)
         return BatchTime(
-            int(facts["batchTimestampMs"]),
-            facts["batchWatermarkMs"] or None,
-            (before["batchWatermarkMs"] or None) if before else None,
+            facts.batchTimestampMs,
+            facts.batchWatermarkMs or None,
+            (before.batchWatermarkMs or None) if before is not None else None,
         )
 
     def committed(self, spark_batch: int, timers: list[NextTimers]) -> None:
@@ -108,18 +128,20 @@ class Clock:
         if self._last is None:
             return None
         try:
-            text = (self._scratch / "commits" / str(self._last)).read_text()
-            return int(json.loads(text.split("\n")[1])["nextBatchWatermarkMs"])
-        except (FileNotFoundError, IndexError, ValueError):
+            lines = (self._scratch / "commits" / str(self._last)).read_bytes().split(b"\n")
+            return msgspec.json.decode(lines[1], type=_Commit).nextBatchWatermarkMs
+        except (FileNotFoundError, IndexError, *_UNREADABLE):
             return None
 
-    def _offsets(self, spark_batch: int) -> dict[str, Any]:
+    def _offsets(self, spark_batch: int) -> _Offsets | None:
+        path = self._scratch / "offsets" / str(spark_batch)
         try:
-            text = (self._scratch / "offsets" / str(spark_batch)).read_text()
+            return msgspec.json.decode(path.read_bytes().split(b"\n")[1], type=_Offsets)
         except FileNotFoundError:
-            return {}
-        facts: dict[str, Any] = json.loads(text.split("\n")[1])
-        return facts
+            return None
+        except (IndexError, *_UNREADABLE) as error:
+            # A restore fills the folder with what its checkpoint says.
+            raise CheckpointError(f"{path}, an entry of Spark's offset log, is damaged: {error}") from error
 
 
 # --- the source that never has rows ------------------------------------------------------------------

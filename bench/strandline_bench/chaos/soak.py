@@ -129,7 +129,7 @@ class _Soak:
 
     def load(self, seconds: float, kill_every: float, say: Say) -> None:
         """Files at a fixed rate, kills, and a sample every ten seconds."""
-        next_kill, next_sample, next_file = kill_every / 2, 0.0, 0.0
+        next_kill, next_sample, next_file = kill_every / 2, 5.0, 0.0
         while (now := time.monotonic() - self._began) < seconds and self._process.poll() is None:
             if now >= next_file:
                 write_input(self._home / "in", self._seed, self.files)
@@ -254,11 +254,12 @@ def draw(result: dict[str, Any], file: Path) -> None:
     minutes = [sample["at_s"] / 60 for sample in result["samples"]]
     for panel, (name, title) in zip(panels.flat, QUANTITIES.items(), strict=True):
         values = [sample[name] for sample in result["samples"]]
-        panel.plot(minutes, [float("nan") if one is None else one for one in values], color="#0072b2", linewidth=1)
+        known = [float("nan") if one is None else one for one in values]
+        panel.plot(minutes, known, ".-", color="#0072b2", linewidth=0.8, markersize=2)
         for kill in result["kills"]:
             panel.axvline(kill["at_s"] / 60, color="#d55e00", alpha=0.15, linewidth=0.8)
         panel.set_title(title, fontsize=9)
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.15 * max([one for one in values if one is not None], default=1.0) or 1.0)
         panel.tick_params(labelsize=8)
         panel.grid(True, alpha=0.25)
     for panel in panels[-1]:

@@ -29,6 +29,7 @@ from strandline.errors import (
     UnknownOutcomeError,
 )
 from strandline.storage import JobPaths, Storage, open_storage
+from strandline.storage.external import delete_files, external_path, list_files
 from strandline.storage.local import LocalStorage
 from strandline.storage.object_store import ObjectStorage
 from strandline.testing.storage import StorageContract
@@ -149,6 +150,20 @@ def test_a_write_that_was_cut_off_is_never_listed(local: LocalStorage) -> None:
         assert list(storage.unfinished("elsewhere")) == []
     storage.delete_unfinished(["dir/.tmp-half", "gone/.tmp-1"])
     assert files_on_disk(local) == ["dir", "dir/file"]
+
+
+def test_files_of_several_storages_are_listed_and_deleted_together(local: LocalStorage, tmp_path: Path) -> None:
+    other = LocalStorage(str(tmp_path / "other"))
+    for storage in (local, other):
+        storage.write("job/shared/a", b"1")
+        storage.write("job/shared/b", b"1")
+        (storage.root / "job" / "shared" / ".tmp-half").write_bytes(b"half")
+    known = [external_path(other, "job/shared/a")]
+    names = ["job/shared/.tmp-half", "job/shared/a", "job/shared/b"]
+    found = sorted(file.path for file in list_files(local, "job", known))
+    assert found == sorted([*names, *(external_path(other, name) for name in names)])
+    delete_files(local, (path for path in found if not path.endswith("/b")))
+    assert files_on_disk(local) == files_on_disk(other) == ["job", "job/shared", "job/shared/b"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

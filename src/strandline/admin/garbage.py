@@ -158,7 +158,7 @@ def find_garbage(
         ours = store.take_over(max((number for number in numbers if number is not None), default=0)).generation
         log.info("job %s: taken over as generation %d to clean up", job, ours)
     needed = [path for metadata in _readable(storage, paths, store, others) for path in file_paths(metadata)]
-    listing = [*list_files(storage, paths.root, needed), *storage.unfinished(paths.root)]
+    listing = list(list_files(storage, paths.root, needed))
     while True:
         known = store.load()
         _check_ours(storage, paths, known)
@@ -207,9 +207,7 @@ def delete_garbage(
                 f"job {garbage.job!r}: a driver took the job over as generation {store.job_log.generation} while "
                 "orphans were being deleted. Those that are left were not touched; run the command again."
             )
-        temporary = [path for path in some if path.rpartition("/")[2].startswith(TEMPORARY)]
-        delete_files(storage, set(some).difference(temporary))
-        storage.delete_unfinished(temporary)
+        delete_files(storage, some)
         progress(len(some))
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from strandline.storage.base import Storage, StoredFile
+from strandline.storage.base import TEMPORARY, Storage, StoredFile
 from strandline.storage.schemes import open_storage
 
 _SEPARATOR = "//"
@@ -59,21 +59,32 @@ def fetch_file(storage: Storage, path: str, target: Path, part: range | None = N
 
 
 def delete_files(storage: Storage, paths: Iterable[str]) -> None:
-    """Delete files of `storage` and external files. Raises `StorageError`."""
+    """Delete files of `storage` and external files, temporary ones too. Raises `StorageError`."""
     by_root: dict[str | None, list[str]] = {}
     for path in paths:
         by_root.setdefault(root_of(path), []).append(path)
     for some in by_root.values():
-        resolve(storage, some[0])[0].delete([inner_path(path) for path in some])
+        holder = resolve(storage, some[0])[0]
+        inside = [inner_path(path) for path in some]
+        holder.delete_unfinished(path for path in inside if _is_temporary(path))
+        holder.delete(path for path in inside if not _is_temporary(path))
 
 
 def list_files(storage: Storage, prefix: str, known_paths: Iterable[str]) -> Iterator[StoredFile]:
-    """The files below `prefix` in `storage`, and in every other storage that one of the `known_paths` names."""
+    """The files below `prefix` in `storage`, and in every other storage that one of the `known_paths` names.
+
+    Temporary files of writers, killed or at work, are among them.
+    """
     yield from storage.list(prefix)
+    yield from storage.unfinished(prefix)
     for path in {root_of(path): path for path in known_paths if root_of(path) is not None}.values():
         holder = resolve(storage, path)[0]
-        for file in holder.list(prefix):
+        for file in (*holder.list(prefix), *holder.unfinished(prefix)):
             yield replace(file, path=external_path(holder, file.path))
+
+
+def _is_temporary(path: str) -> bool:
+    return path.rpartition("/")[2].startswith(TEMPORARY)
 
 
 @lru_cache(maxsize=16)

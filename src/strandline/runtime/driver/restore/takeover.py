@@ -29,7 +29,7 @@ from strandline.runtime.driver.restore.sink_files import check_names, check_sink
 from strandline.runtime.protocol.messages import StorageSettings
 from strandline.state.descriptors import StateDescriptor
 from strandline.storage import JobPaths, Storage, is_local, open_storage
-from strandline.storage.external import list_files
+from strandline.storage.external import list_files, resolve
 
 log = logging.getLogger(__name__)
 
@@ -343,6 +343,11 @@ class _Candidates:
         return self._states[operator.uid]
 
 
+def _exists(storage: Storage, path: str) -> bool:
+    holder, inside = resolve(storage, path)
+    return holder.exists(inside)
+
+
 def _check_files(storage: Storage, metadata: CheckpointMetadata) -> None:
     """Raise `DamagedFileError` unless every file of the checkpoint exists with its size. Slots check the content."""
     # A savepoint's storage is its own folder, so its files are at the root.
@@ -353,6 +358,8 @@ def _check_files(storage: Storage, metadata: CheckpointMetadata) -> None:
         if file.handle is None or sizes.get(file.handle.path) == file.handle.stored_size:
             continue
         found = sizes.get(file.handle.path)
+        if found is None and _exists(storage, file.handle.path):
+            continue  # The listing was late.
         what = "is missing" if found is None else f"has {found} bytes instead of {file.handle.stored_size}"
         raise DamagedFileError(
             f"job {metadata.job}, operator {state.operator}, subtask {state.subtask}: {storage.url}/{file.handle.path} "

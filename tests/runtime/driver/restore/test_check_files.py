@@ -1,0 +1,43 @@
+"""A takeover checks that the files of a checkpoint are there, and believes no listing that may be late."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, StateFile, SubtaskState
+from strandline.errors import DamagedFileError
+from strandline.runtime.driver.restore.takeover import _check_files
+from strandline.storage import Storage, open_storage
+from tests.factories import checkpoint_metadata
+
+PATH = "visits/shared/1.sst"
+
+
+def checkpoint(size: int) -> CheckpointMetadata:
+    file = StateFile("1.sst", "id", True, FileHandle(PATH, size, "crc32:0"), None)
+    state = SubtaskState("sums", 0, 0, 128, "rocksdb", True, (file,))
+    return checkpoint_metadata(1, subtasks=(state,))
+
+
+@pytest.fixture
+def late(tmp_path: Path) -> Storage:
+    """Its listings show the state of an hour ago."""
+    options = {"stale_folder": f"{tmp_path}/stale", "stale_seconds": "3600", "stale_pattern": "^list"}
+    return open_storage(f"faulty+file://{tmp_path}/durable", options)
+
+
+def test_a_file_that_is_not_listed_yet_is_not_missing(late: Storage) -> None:
+    late.write(PATH, b"12345")
+    assert list(late.list()) == []
+    _check_files(late, checkpoint(5))
+
+
+def test_a_file_that_is_missing_or_too_short_is_damage(late: Storage, tmp_path: Path) -> None:
+    with pytest.raises(DamagedFileError, match="is missing"):
+        _check_files(late, checkpoint(5))
+    exact = open_storage(f"{tmp_path}/durable")
+    exact.write(PATH, b"123")
+    with pytest.raises(DamagedFileError, match="has 3 bytes instead of 5"):
+        _check_files(exact, checkpoint(5))

@@ -30,7 +30,7 @@ from strandline.errors import (
 )
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
-from strandline.runtime.driver.cluster import Cluster
+from strandline.runtime.driver.cluster import JOB_GROUP, Cluster
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.messages import BatchTime, batch_id
 from strandline.runtime.protocol.slot_calls import NextTimers, PrepareEmpty
@@ -93,6 +93,8 @@ class BatchFunction:
         """Batches begin only while it is set."""
         self._gate.set()
         self._ending = threading.Event()
+        self._jobs: tuple[SparkContext, str] | None = None
+        """Spark, and the group to which the Spark jobs of the running batch belong."""
 
     @property
     def rows(self) -> int:
@@ -116,20 +118,38 @@ class BatchFunction:
         """Let batches begin again after `hold`."""
         self._gate.set()
 
-    def end(self, stop_query: Callable[[], None], query_active: Callable[[], bool]) -> None:
+    def interrupt(self) -> None:
+        """Cancel the Spark jobs of the running batch: they wait for slots that are gone. A new round begins."""
+        jobs = self._jobs
+        if jobs is not None:
+            context, group = jobs
+            context.cancelJobGroup(group)
+
+    def end(
+        self, stop_query: Callable[[], None], query_active: Callable[[], bool], patience: float | None = None
+    ) -> None:
         """Stop the query. A batch that waits at the gate does not run; a batch whose action is interrupted is dropped.
 
         The gate opens only once the query is inactive. If it opened earlier, the waiting batch would return to an
-        active query, and Spark would tell the sources that the batch is done.
+        active query, and Spark would tell the sources that the batch is done. With `patience`, the query gets so many
+        seconds, and then it ends in the background.
         """
         self._gate.clear()
         self._ending.set()
-        stopper = threading.Thread(target=stop_query, daemon=True)
-        stopper.start()
-        while query_active():
-            time.sleep(0.005)
-        self._gate.set()
-        stopper.join()
+
+        def stop() -> None:
+            stopper = threading.Thread(target=stop_query, daemon=True)
+            stopper.start()
+            while query_active():
+                time.sleep(0.005)
+            self._gate.set()
+            stopper.join()
+
+        stopping = threading.Thread(target=stop, daemon=True, name="stop-query")
+        stopping.start()
+        stopping.join(patience)
+        if stopping.is_alive():
+            log.warning("job %s: the query ends in the background", self._cluster.run.job)
 
     # --- one micro-batch ---------------------------------------------------------------------------
 
@@ -166,6 +186,8 @@ class BatchFunction:
         batch = batch_id(self.generation, spark_batch)
         when = self._clock.of(spark_batch)
         context = rows.sparkSession.sparkContext
+        group = context.getLocalProperty(JOB_GROUP)
+        self._jobs = (context, group) if group is not None else None
 
         def evaluate(round_: Round) -> list[SinkFile]:
             files = self._evaluate(rows, batch)

@@ -87,14 +87,21 @@ class Checkpoints:
         self._cluster.listener = self
         self._thread.start()
 
-    def close(self) -> None:
-        """Take no more checkpoints. A checkpoint that is being completed is finished first, the others are aborted."""
+    def close(self, patience: float | None = None) -> None:
+        """Take no more checkpoints. A checkpoint that is being completed is finished first, the others are aborted.
+
+        If that takes longer than `patience` seconds, it goes on in the background, and nothing is deleted here: the
+        next takeover finishes the checkpoint if it exists, and cleans up.
+        """
         with self._wake:
             self._closed = True
             self._wake.notify_all()
         self._durable.hurry()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(patience)
+            if self._thread.is_alive():
+                log.warning("job %s: a checkpoint is being completed while the run ends", self._shape.job)
+                return
         with self._wake:
             decision = self._coordinator.fail_all("the run ended", time.monotonic())
             self._abort(decision, CheckpointError("the run ended"))

@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -51,6 +51,7 @@ from strandline.runtime.protocol.taskmanager_calls import (
     CheckpointAborted,
     CheckpointCompleted,
     ForSlots,
+    OlderSlots,
     SlotAnswers,
     SpareSlots,
     StartedSlot,
@@ -68,6 +69,11 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 log = logging.getLogger(__name__)
+
+CLOSE_PATIENCE = 20.0
+"""Seconds that task managers get to stop their slots and to delete files, at the end of a run."""
+JOB_GROUP = "spark.jobGroup.id"
+"""The local property of Spark by which jobs are cancelled together."""
 
 Asked = TypeVar("Asked")
 Told = TypeVar("Told")
@@ -107,7 +113,8 @@ class Cluster(CoordinatorCalls):
         self.listener: CheckpointListener | None = None
         self.recoveries: deque[Recovery] = deque(maxlen=KEPT_RECOVERIES)
         self.epoch = 0
-        self._managers = TaskManagers()
+        self.failure: StrandlineError | None = None
+        """The death of a background thread in a task manager or a slot of this generation."""
         self._places: dict[int, Place] = {}
         self._incarnations: dict[int, int] = {}
         self._homes: dict[int, str] = {}
@@ -116,6 +123,7 @@ class Cluster(CoordinatorCalls):
         self._restore = NO_RESTORE_POINT
         self._segments = DurableSegments()
         self._closed = False
+        self._abandoned = False
         self._lock = threading.RLock()
         self._secret = secret
         self._tls = tls
@@ -132,6 +140,7 @@ class Cluster(CoordinatorCalls):
             unix_path=str(make_private(socket_folder(run_id)) / "c.sock"),
         )
         self.run = make_run(self._server.address)
+        self._managers = TaskManagers(self.run.heartbeat_timeout)
 
     # --- what task managers and relays ask ---------------------------------------------------------
 
@@ -139,12 +148,24 @@ class Cluster(CoordinatorCalls):
         return self._deployment.generation if self._deployment is not None else 0
 
     def register(self, request: Registration) -> None:
-        client = TaskManagerClient(request.address, self._secret, self._run_id, self._generation, tls=self._tls)
-        self._managers.register(request.identity, client)
+        client = TaskManagerClient(
+            request.address,
+            self._secret,
+            self._run_id,
+            self._generation,
+            patience=self.run.heartbeat_timeout,
+            tls=self._tls,
+        )
+        self._managers.register(request, client)
         log.info("job %s: task manager %s registered", self.run.job, request.identity)
 
     def heartbeat(self, request: Heartbeat) -> HeartbeatAnswer:
-        return HeartbeatAnswer(wanted=self._managers.heartbeat(request) and not self._closed)
+        wanted = self._managers.heartbeat(request) and not self._closed
+        if wanted and request.failure is not None:
+            self.failure = request.failure.error()
+            self._managers.forget(request.identity)  # it cannot go on: the next generation gets another one
+            wanted = False
+        return HeartbeatAnswer(wanted)
 
     def slot_addresses(self, request: Nothing) -> dict[int, Address]:
         return {index: place.address for index, place in list(self._places.items())}
@@ -165,10 +186,15 @@ class Cluster(CoordinatorCalls):
             if deployment.rescale and self._deployment is not None:
                 self._homes = rescaled_homes(self._deployment, deployment, self._homes, self._discover(1))
             self._deployment = deployment
+            self.failure = None
             self._places = {}
             self._restore = deployment.restore
             self._segments = DurableSegments(deployment.restore.batch)
-            return self._start(range(deployment.parallelism), deployment.restore.batch)
+            rebuilt = self._start(range(deployment.parallelism), deployment.restore.batch)
+            used = {place.manager for place in self._places.values()}
+            others = [identity for identity in self._managers if identity not in used]
+            self._managers.ask(others, TaskManagerClient.end_older_slots, OlderSlots(deployment.generation))
+            return rebuilt
 
     def set_restore_point(self, checkpoint_id: int, batch: int, states: tuple[SubtaskState, ...]) -> None:
         """A checkpoint of the job is complete: slots without local files start from it from now on.
@@ -210,8 +236,19 @@ class Cluster(CoordinatorCalls):
         """Whether a heartbeat reported a lost slot, or one is missing; cheap, no call."""
         if self._deployment is not None and len(self._places) < self._deployment.parallelism:
             return True
-        managers = [self._managers.get(place.manager) for place in list(self._places.values())]
-        return any(manager is None or manager.suspect(self.run.heartbeat_timeout) for manager in managers)
+        return any(self._managers.suspect(place.manager) for place in list(self._places.values()))
+
+    def give_up_silent(self) -> bool:
+        """Give up the task managers that are silent, while a batch may wait for their slots.
+
+        Those on the driver's host are killed, and then the batch fails by itself. Returns whether there are others: a
+        batch that waits for their slots must be interrupted.
+        """
+        silent = self._managers.silent()
+        for identity in silent:
+            log.warning("job %s: task manager %s is silent", self.run.job, identity)
+            self._managers.forget(identity)
+        return any(not one.nearby for one in silent.values())
 
     def recover(self, decided_batch: int) -> list[int]:
         """Replace every lost slot at `decided_batch`; the others keep their state. Returns which were replaced."""
@@ -279,19 +316,34 @@ class Cluster(CoordinatorCalls):
     def _discover(self, at_least: int) -> list[str]:
         """The task managers of all executors that take tasks now; those without one get one."""
         run, context = self.run, self._spark_context
+        given_up = frozenset(self._managers.given_up)
         tasks = max(at_least, int(context.defaultParallelism))
         local = is_local_master(str(context.master))
 
         def ensure(_numbers: Iterable[int]) -> list[str]:
             if not local:
                 time.sleep(0.1)  # so that every executor gets a task: none may finish before the others begin
-            return [ensure_task_manager(run)]
+            return [ensure_task_manager(run, given_up)]
 
-        found = set(context.parallelize(range(tasks), tasks).mapPartitions(ensure).collect())
+        with self._interruptible():
+            found = set(context.parallelize(range(tasks), tasks).mapPartitions(ensure).collect())
         alive = sorted(found & set(self._managers))  # all have registered; some may have died since
         if not alive:
             raise SlotLostError(f"job {run.job}: the task managers {sorted(found)} were lost as soon as they had begun")
         return alive
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Spark jobs of this thread can be cancelled by `abandon`. In the query's thread, its end cancels them."""
+        context = self._spark_context
+        own = context.getLocalProperty(JOB_GROUP) is None
+        if own:
+            context.setLocalProperty(JOB_GROUP, self._run_id)
+        try:
+            yield
+        finally:
+            if own:
+                context.setLocalProperty(JOB_GROUP, None)  # type: ignore[arg-type]  # None removes it
 
     def start_spares(self, slots: int) -> None:
         """Starts slot processes in advance, `slots` in all, spread over the task managers."""
@@ -416,6 +468,8 @@ class Cluster(CoordinatorCalls):
 
     def _tell(self, method: Callable[[TaskManagerClient, Asked], None], news: Asked) -> None:
         """Tell all task managers. One that does not answer is forgotten if no slot is there, else found lost later."""
+        if self._abandoned:
+            return
         for identity, answer in self._managers.ask(self._managers, method, news):
             if not isinstance(answer, StrandlineError):
                 continue
@@ -424,12 +478,16 @@ class Cluster(CoordinatorCalls):
             if silent and all(place.manager != identity for place in list(self._places.values())):
                 self._managers.forget(identity)
 
-    def close(self) -> None:
-        """End all slots and task managers."""
+    def abandon(self) -> None:
+        """End all calls and Spark jobs of the cluster that are under way, because the run ends at once."""
+        self._abandoned = True
+        self._managers.abandon()
+        self._spark_context.cancelJobGroup(self._run_id)
+
+    def close(self, patience: float = CLOSE_PATIENCE) -> None:
+        """End all slots and task managers. Those that have not ended after `patience` seconds are killed."""
         self._closed = True
-        self._managers.ask(self._managers, TaskManagerClient.stop_slots, NOTHING)
-        self._managers.ask(self._managers, TaskManagerClient.shutdown, NOTHING)
-        self._managers.close()
+        self._managers.end(patience)
         self._server.close()
         with suppress(OSError):  # a task manager of this host is still there, and will remove the folder
             socket_folder(self._run_id).rmdir()

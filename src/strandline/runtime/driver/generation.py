@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LEAST_PATIENCE = 0.2
+"""Seconds that the checkpoints get at least to end."""
+
 
 class Generation:
     """Runs until it fails or is closed, or, with `available_now`, until its sources are drained."""
@@ -81,6 +84,8 @@ class Generation:
     def _failure(self) -> StrandlineError | None:
         if self.checkpoints.failure is not None:
             return self.checkpoints.failure
+        if self._cluster.failure is not None:
+            return self._cluster.failure
         if self.batch_function.failure is not None:
             return self.batch_function.failure
         if not self._query.isActive:
@@ -92,7 +97,12 @@ class Generation:
 
     def _replace_lost_slots(self) -> StrandlineError | None:
         """Replace lost slots between two batches, when no batch would notice the loss. Returns the failure."""
-        if not self._cluster.suspects() or not self.batch_function.busy.acquire(blocking=False):
+        if not self._cluster.suspects():
+            return None
+        if not self.batch_function.busy.acquire(blocking=False):
+            # The batch notices a lost slot by itself, but not a frozen one behind a frozen task manager.
+            if self._cluster.give_up_silent():
+                self.batch_function.interrupt()
             return None
         try:
             self.batch_function.recover()
@@ -155,10 +165,15 @@ class Generation:
             changelog=self._cluster.changelog_figures(),
         )
 
-    def close(self) -> None:
-        """End the query and the checkpoints. The cluster ends the slots."""
-        self.batch_function.end(self._stop_query, lambda: self._query.isActive)
-        self.checkpoints.close()
+    def close(self, patience: float | None = None) -> None:
+        """End the query and the checkpoints. The cluster ends the slots.
+
+        With `patience`, they get about so many seconds. What takes longer ends in the background.
+        """
+        began = time.monotonic()
+        self.batch_function.end(self._stop_query, lambda: self._query.isActive, patience)
+        left = None if patience is None else max(LEAST_PATIENCE, began + patience - time.monotonic())
+        self.checkpoints.close(left)
         self._scratch.remove()
 
     def _stop_query(self) -> None:

@@ -23,7 +23,7 @@ from strandline.errors import (
 from strandline.progress import Step
 from strandline.runtime.driver.batches import FATAL
 from strandline.runtime.driver.checkpoint_requests import CheckpointFailedError, CheckpointInterruptedError
-from strandline.runtime.driver.cluster import Cluster
+from strandline.runtime.driver.cluster import CLOSE_PATIENCE, Cluster
 from strandline.runtime.driver.cluster_setup import absolute_location, make_cluster
 from strandline.runtime.driver.figures import RunFigures, RunProcesses, RunSummary, run_processes
 from strandline.runtime.driver.generation import Generation
@@ -40,6 +40,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """Seconds that each part of a run gets to end; None: as long as it takes."""
+
+    supervisor: float | None = None
+    generation: float | None = None
+    cluster: float = CLOSE_PATIENCE
+
+
+AS_LONG_AS_IT_TAKES = _Patience()
+WHEN_CANCELLED = _Patience(2.0, 3.5, 2.5)
+"""With a second for the driver's server, a `cancel` takes less than ten seconds, whatever is frozen."""
 
 FINAL_ERRORS = (*FATAL, FencedError, ConfigError, CheckpointError)
 """Errors that end the run: after a restart they would occur again."""
@@ -156,6 +170,8 @@ class Run:
 
     def _set_status(self, status: RunStatus) -> None:
         with self._status_changed:
+            if self._done.is_set():
+                return  # cancelled meanwhile
             self.status = status
             self._status_changed.notify_all()
 
@@ -181,7 +197,12 @@ class Run:
                     return
         except BaseException as error:
             log.exception("job %s: the supervisor failed", self.name)
-            self._fail(StrandlineError(f"job {self.name}: {type(error).__name__}: {error}"))
+            if not self._end_requested:
+                self._fail(StrandlineError(f"job {self.name}: {type(error).__name__}: {error}"))
+        finally:
+            opened = self._generation
+            if self._done.is_set() and opened is not None:  # the run was cancelled while a generation was opened
+                self._close_generation(opened)
 
     def _replace_generation(self, generation: Generation, request: RescaleRequest) -> StrandlineError | None:
         """Replace a generation, between two batches, by one with another parallelism.
@@ -264,11 +285,11 @@ class Run:
                 failure = StrandlineError(f"job {self.name}: {type(error).__name__}: {error}")
             final = isinstance(failure, FINAL_ERRORS)
 
-    def _close_generation(self, generation: Generation) -> None:
+    def _close_generation(self, generation: Generation, patience: float | None = None) -> None:
         if self._generation is generation:
             self._generation = None
             self._totals = self._totals.plus(generation)
-            generation.close()
+            generation.close(patience)
 
     def _fail(self, error: StrandlineError) -> None:
         log.error("job %s failed: %s", self.name, error)
@@ -279,10 +300,11 @@ class Run:
         self._set_status(RunStatus.FAILED)
         self._done.set()
 
-    def _end(self, generation: Generation | None, status: RunStatus) -> None:
+    def _end(self, generation: Generation | None, status: RunStatus, patience: _Patience = AS_LONG_AS_IT_TAKES) -> None:
         if generation is not None:
-            self._close_generation(generation)
-        self._close_cluster()
+            self._close_generation(generation, patience.generation)
+        if self._cluster is not None:
+            self._cluster.close(patience.cluster)
         self._set_status(status)
         self._done.set()
 
@@ -420,18 +442,31 @@ class Run:
         return made[0] if made else None
 
     def cancel(self, *, keep_checkpoints: bool = False) -> None:
-        """End without a last checkpoint. With `on_cancel="delete"`, checkpoints are deleted unless they are kept."""
+        """End without a last checkpoint. With `on_cancel="delete"`, checkpoints are deleted unless they are kept.
+
+        Returns within ten seconds, and the time to delete checkpoints, even if some process of the run is frozen.
+        """
+        self._end_requested = True
+        if self._cluster is not None and not self._done.is_set():
+            self._cluster.abandon()
 
         def abandon(generation: Generation) -> None:
             if self._config.on_cancel == "delete" and not keep_checkpoints:
                 generation.checkpoints.delete_all()
 
-        self._end_on_request(RunStatus.CANCELLED, abandon)
+        self._end_on_request(RunStatus.CANCELLED, abandon, WHEN_CANCELLED)
 
-    def _end_on_request(self, status: RunStatus, last_acts: Callable[[Generation], None]) -> None:
-        """End the run. The supervisor ends first, so that it does not restart the generation meanwhile."""
+    def _end_on_request(
+        self, status: RunStatus, last_acts: Callable[[Generation], None], patience: _Patience = AS_LONG_AS_IT_TAKES
+    ) -> None:
+        """End the run. The supervisor ends first, so that it does not restart the generation meanwhile.
+
+        What takes longer than `patience` allows ends in the background.
+        """
         self._end_requested = True
-        self._supervisor.join()
+        self._supervisor.join(patience.supervisor)
+        if self._supervisor.is_alive():
+            log.warning("job %s: the supervisor ends in the background", self.name)
         with self._ending:
             if self._done.is_set():
                 self._raise_if_failed()
@@ -443,7 +478,7 @@ class Run:
             except StrandlineError as error:
                 self._fail(error)
                 raise
-            self._end(generation, status)
+            self._end(generation, status, patience)
 
     def query(self, uid: str, state: str, key: Any) -> Any:
         """The value of a state for one key, as of the last commit."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from strandline.errors import SlotLostError, StrandlineError
-from strandline.runtime.protocol.coordinator_calls import Heartbeat
+from strandline.runtime.liveness.processes import kill_task_manager
+from strandline.runtime.liveness.silence import Silence
+from strandline.runtime.protocol.address import host_identity
+from strandline.runtime.protocol.calls import NOTHING
+from strandline.runtime.protocol.coordinator_calls import Heartbeat, Registration
 from strandline.runtime.protocol.taskmanager_calls import SlotAnswers, TaskManagerClient
+
+log = logging.getLogger(__name__)
 
 Asked = TypeVar("Asked")
 Told = TypeVar("Told")
@@ -21,13 +27,21 @@ class RegisteredTaskManager:
     """A task manager that the driver knows."""
 
     client: TaskManagerClient
-    last_heartbeat: float
+    registration: Registration
+    silence: Silence = field(default_factory=Silence)
+    """The time since its last heartbeat."""
     lost_slots: frozenset[int] = frozenset()
     """Slots whose process has ended, by the last heartbeat."""
 
-    def suspect(self, timeout: float) -> bool:
-        """Whether the task manager reported a lost slot, or has been silent for `timeout` seconds."""
-        return bool(self.lost_slots) or time.monotonic() - self.last_heartbeat > timeout
+    @property
+    def nearby(self) -> bool:
+        """Whether it runs on the driver's host, so that the driver can kill it."""
+        return self.registration.address.host_id == host_identity()
+
+    def kill(self) -> None:
+        """Kill it and its slots, if it runs on the driver's host. Elsewhere the launcher of its executor does so."""
+        if self.nearby and kill_task_manager(self.registration.pid, self.registration.started):
+            log.warning("task manager %s is killed", self.registration.identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +61,12 @@ class Answers(Generic[Told]):
 class TaskManagers:
     """Knows the task managers by their identity, and calls them. Safe to use from several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float) -> None:
+        """A task manager that is silent for `timeout` seconds counts as lost."""
+        self.given_up: set[str] = set()
+        """Those that were lost, or are not wanted any more. An executor that has one of them gets another one."""
+        self._timeout = timeout
+        self._abandoned = False
         self._known: dict[str, RegisteredTaskManager] = {}
         self._pool = ThreadPoolExecutor(32, thread_name_prefix="task-manager-calls")
 
@@ -63,18 +82,32 @@ class TaskManagers:
     def get(self, identity: str) -> RegisteredTaskManager | None:
         return self._known.get(identity)
 
-    def register(self, identity: str, client: TaskManagerClient) -> None:
-        self._known[identity] = RegisteredTaskManager(client, time.monotonic())
+    def register(self, registration: Registration, client: TaskManagerClient) -> None:
+        self._known[registration.identity] = RegisteredTaskManager(client, registration)
 
     def forget(self, identity: str) -> None:
-        self._known.pop(identity, None)
+        """Give a task manager up. It is killed if that is possible, and calls to it end."""
+        known = self._known.pop(identity, None)
+        if known is not None:
+            self.given_up.add(identity)
+            known.kill()
+            known.client.abandon()
+
+    def silent(self) -> dict[str, RegisteredTaskManager]:
+        """The task managers that have been silent for too long."""
+        return {name: one for name, one in list(self._known.items()) if one.silence.seconds() > self._timeout}
+
+    def suspect(self, identity: str) -> bool:
+        """Whether a task manager is not there, is silent or reported a lost slot."""
+        known = self._known.get(identity)
+        return known is None or bool(known.lost_slots) or known.silence.seconds() > self._timeout
 
     def heartbeat(self, news: Heartbeat) -> bool:
         """Note a sign of life; False if the task manager is not known."""
         known = self._known.get(news.identity)
         if known is None:
             return False
-        known.last_heartbeat = time.monotonic()
+        known.silence.heard()
         known.lost_slots = frozenset(news.lost)
         return True
 
@@ -94,11 +127,15 @@ class TaskManagers:
             known = self._known.get(identity)
             if known is None:
                 return SlotLostError(f"task manager {identity} is not known")
+            if known.silence.seconds() > self._timeout:
+                return SlotLostError(f"task manager {identity} has been silent for {self._timeout:g} s")
             try:
                 return method(known.client, requests[identity])
             except StrandlineError as error:
                 return error
 
+        if self._abandoned:
+            return [SlotLostError("the run ends") for _identity in requests]
         try:
             return list(self._pool.map(one, requests))
         except RuntimeError:  # the pool is shut down
@@ -124,5 +161,36 @@ class TaskManagers:
                 answers.errors.update({index: failure.error() for index, failure in told.failures.items()})
         return answers
 
-    def close(self) -> None:
+    def abandon(self) -> None:
+        """End all calls that are under way, and make no more of them: whoever waits for one goes on within seconds."""
+        self._abandoned = True
+        for known in list(self._known.values()):
+            known.client.abandon()
+
+    def end(self, patience: float) -> None:
+        """End all task managers and their slots. Those that have not answered after `patience` seconds are killed."""
+        known = list(self._known.values())
+        pool = ThreadPoolExecutor(max(1, len(known)), thread_name_prefix="task-manager-ends")
+        ending = {pool.submit(_end, one.client): one for one in known}
+        ended, _late = wait(ending, patience)
+        for future, one in ending.items():
+            if future not in ended or not future.result():
+                one.kill()
+                one.client.abandon()
+        pool.shutdown(wait=False)
         self._pool.shutdown(wait=False)
+
+
+def _end(client: TaskManagerClient) -> bool:
+    """Ask a task manager to end; False if it does not answer."""
+    try:
+        client.stop_slots(NOTHING)
+    except SlotLostError:
+        return False
+    except StrandlineError as error:
+        log.warning("slots could not be stopped: %s", error)
+    try:
+        client.shutdown(NOTHING)
+        return True
+    except StrandlineError:
+        return False

@@ -14,7 +14,6 @@ seconds, and a process that is silent is noticed, however long the work takes.
 from __future__ import annotations
 
 import os
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -182,7 +181,8 @@ class Client:
         self._run_id = run_id
         self._generation = generation
         self._patience = patience
-        self._abandoned = threading.Event()
+        self._abandoned = 0
+        """How often calls were abandoned."""
         self._headers = [(SECRET_HEADER.encode(), secret.encode())]
         self._client = _connect(address, secret, tls)
 
@@ -193,11 +193,12 @@ class Client:
         deadline is over, and after `abandon`.
         """
         deadline = terms_of(method).deadline(request)
+        begun = self._abandoned
         if deadline <= QUICK:
             action = flight.Action(method.__name__, self._envelope(request, ""))
-            result = self._ask(method, action, deadline, 0.0)
+            result = self._ask(method, action, deadline, 0.0, begun)
         else:
-            result = self._await(method, request, time.monotonic() + deadline)
+            result = self._await(method, request, time.monotonic() + deadline, begun)
         reply = _reply_decoder(method).decode(result)
         if reply.failure is not None:
             raise reply.failure.error()
@@ -208,7 +209,7 @@ class Client:
             Envelope(self._run_id, self._generation(), request, call_id, self._patience if call_id else 0.0)
         )
 
-    def _await(self, method: Callable[..., Any], request: Any, deadline: float) -> bytes:
+    def _await(self, method: Callable[..., Any], request: Any, deadline: float, begun: int) -> bytes:
         """The encoded reply to a ticket."""
         call_id = uuid.uuid4().hex
         action = flight.Action(method.__name__, self._envelope(request, call_id))
@@ -216,18 +217,18 @@ class Client:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise SlotLostError(f"{self._called(method)}: not done before the deadline of the call")
-            result = self._ask(method, action, min(ANSWER, left), min(self._patience, left))
+            result = self._ask(method, action, min(ANSWER, left), min(self._patience, left), begun)
             if not _PENDING.decode(result).pending:
                 return result
             action = flight.Action(f"{AWAIT}{call_id}", b"")  # the request is known there
 
-    def _ask(self, method: Callable[..., Any], action: Any, timeout: float, patience: float) -> bytes:
+    def _ask(self, method: Callable[..., Any], action: Any, timeout: float, patience: float, begun: int) -> bytes:
         """The encoded reply to one message, which is sent again for as long as the other process may be silent."""
         options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
         began = time.monotonic()
         broken = 0
         while True:
-            if self._abandoned.is_set():
+            if self._abandoned != begun:
                 raise SlotLostError(f"{self._called(method)}: the call was abandoned, because its run ends")
             try:
                 (result,) = self._client.do_action(action, options)
@@ -244,11 +245,11 @@ class Client:
         return f"{method.__name__} at {self.address.host}:{self.address.port}"
 
     def abandon(self) -> None:
-        """Let every call, now and later, raise `SlotLostError` as soon as the reply that it waits for is there or late.
+        """Let every call that is under way raise `SlotLostError`, once the reply that it waits for is there or late.
 
-        That takes at most `ANSWER` seconds.
+        That takes at most `ANSWER` seconds. Calls that begin later are not affected.
         """
-        self._abandoned.set()
+        self._abandoned += 1
 
     def exchange(self, command: bytes) -> tuple[Any, Any]:
         """A writer and a reader for one exchange of rows."""

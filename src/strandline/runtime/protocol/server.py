@@ -34,7 +34,7 @@ from strandline.runtime.protocol.tls import Tls
 
 log = logging.getLogger(__name__)
 
-CLOSE_PATIENCE = 2.0
+CLOSE_PATIENCE = 1.0
 """Seconds for which a server that closes waits for its callers to notice. gRPC itself waits for twenty."""
 _STILL_AT_IT = msgspec.msgpack.encode(Reply(pending=True))
 

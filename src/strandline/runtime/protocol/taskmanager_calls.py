@@ -57,6 +57,12 @@ class StartedSlot(msgspec.Struct, frozen=True):
     rebuilt: list[Rebuilt]
 
 
+class OlderSlots(msgspec.Struct, frozen=True):
+    """Names the slots of all generations before one."""
+
+    generation: int
+
+
 class SpareSlots(msgspec.Struct, frozen=True):
     """Asks for processes that can become slots."""
 
@@ -137,6 +143,11 @@ class TaskManagerCalls(ABC):
     @abstractmethod
     def start_spares(self, request: SpareSlots) -> None:
         """Starts slot processes in advance."""
+
+    @call(deadline=15.0)
+    @abstractmethod
+    def end_older_slots(self, request: OlderSlots) -> None:
+        """Ends the slots of older generations, and the processes that wait to become slots: none begins here now."""
 
     @call(deadline=15.0, fenced=False)
     @abstractmethod
@@ -234,6 +245,9 @@ class TaskManagerClient(Client, TaskManagerCalls):
 
     def start_spares(self, request: SpareSlots) -> None:
         return self.carry_out(TaskManagerCalls.start_spares, request)
+
+    def end_older_slots(self, request: OlderSlots) -> None:
+        return self.carry_out(TaskManagerCalls.end_older_slots, request)
 
     def stop_slots(self, request: Nothing) -> None:
         return self.carry_out(TaskManagerCalls.stop_slots, request)

@@ -45,6 +45,7 @@ from strandline.runtime.protocol.taskmanager_calls import (
     CheckpointAborted,
     CheckpointCompleted,
     ForSlots,
+    OlderSlots,
     PreparedSlot,
     SlotAnswers,
     SlotProcessInfo,
@@ -137,7 +138,7 @@ class TaskManager(TaskManagerCalls):
             for spec in specs:
                 self._slots.end(spec.index)
                 self._durability.slot_starting(spec)
-            self._clear_old_generations(specs)
+            self._clear_old_generations(max((spec.generation for spec in specs), default=0))
             outcomes = list(self._slots.pool.map(self._start, specs))
             self._slots.end_spares()
         for outcome in outcomes:
@@ -170,8 +171,15 @@ class TaskManager(TaskManagerCalls):
         self._durability.slot_opened(spec, slot.ready)
         return slot
 
-    def _clear_old_generations(self, specs: list[SlotSpec]) -> None:
-        newest = max((spec.generation for spec in specs), default=0)
+    def end_older_slots(self, request: OlderSlots) -> None:
+        self._slots.generation = max(self._slots.generation, request.generation)
+        with self._changing:
+            self._clear_old_generations(request.generation)
+            self._slots.end_spares()
+            if not self._slots.all():
+                self._durability.end()
+
+    def _clear_old_generations(self, newest: int) -> None:
         for slot in self._slots.all():
             if slot.spec.generation < newest:
                 self._slots.end(slot.spec.index)

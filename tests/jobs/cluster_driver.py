@@ -157,7 +157,7 @@ def _story(
     for batch in rows[done:]:
         place.write(batch)
     run.process_all_available()
-    return {
+    facts = {
         "equal": place.rows() == running_sums(rows),
         "slots_at_start": at_start,
         "slots": spread,
@@ -167,6 +167,11 @@ def _story(
         "same_query": query.isActive and [one.runId for one in place.spark.streams.active] == [query.runId],
         "restarts": run.figures().restarts,
     }
+    pids = [slot.pid for manager in run.processes().task_managers for slot in manager.slots]
+    run.rescale(1)
+    facts["slots_of_one"] = _slots(run)
+    facts["left_behind"] = [pid for pid in pids if psutil.pid_exists(pid)]
+    return facts
 
 
 def _slots(run: sl.JobRun) -> list[list[int]]:

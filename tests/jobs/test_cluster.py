@@ -51,6 +51,8 @@ def check(facts: dict[str, Any], parallelism: int, losses: int) -> None:
     assert len(facts["lost"]) == losses
     assert facts["kinds"] == ["slots"]
     assert facts["recovered"] == [sorted(slots) for slots in facts["lost"]], "nobody else's state was touched"
+    assert facts["slots_of_one"] == [[0]]
+    assert facts["left_behind"] == [], "a rescale to fewer ends the slots of the executor that gets none"
 
 
 def test_lost_hosts_cost_only_their_own_subtasks_also_with_tls(tmp_path: Path) -> None:

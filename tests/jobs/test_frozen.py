@@ -12,6 +12,8 @@ import psutil
 import pytest
 
 import strandline as sl
+from strandline.runtime.protocol.coordinator_calls import CoordinatorClient, Heartbeat
+from strandline.runtime.protocol.failures import Failure
 from tests.jobs.kills import manager_pids, slot_pid, slot_pids
 from tests.jobs.place import Batch, Place, batches, running_sums
 from tests.waiting import wait_until
@@ -120,3 +122,26 @@ class TestFrozen:
         again.process_all_available()
         assert place.rows() == running_sums([first, second])
         again.stop()
+
+    def test_a_thread_that_dies_takes_the_run_through_its_restart_strategy(
+        self, place: Place, runs: list[sl.JobRun]
+    ) -> None:
+        run = place.sums(restart_delay="10ms").start()
+        runs.append(run)
+        first, second = batches(2)
+        place.write(first)
+        run.process_all_available()
+        (manager,) = run.processes().task_managers
+        cluster = run._run._cluster
+        assert cluster is not None
+        info = cluster.run
+        driver = CoordinatorClient(info.coordinator, info.secret, info.run_id, lambda: 1)
+        driver.heartbeat(Heartbeat(manager.id, [], Failure("StrandlineError", "the background thread upkeep has died")))
+        driver.close()
+        wait_until(lambda: run.figures().restarts == 1, what="the restart")
+        place.write(second)
+        run.process_all_available()
+        assert place.rows() == running_sums([first, second])
+        assert "upkeep has died" in run.recoveries()[0].reason
+        assert gone(manager.pid)
+        run.stop()

@@ -8,6 +8,7 @@ import signal
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from strandline.operators.aggregate.aggregate_operator import AggregateOperator
 from strandline.operators.aggregate.functions import count
 from strandline.operators.aggregate.functions import sum as sum_of
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN
+from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.opening import pickle_operator
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.calls import NOTHING, Nothing
@@ -247,3 +249,20 @@ def checkpoint(driver: Driver, number: int) -> list[SubtaskState]:
 
 NOON = BatchTime(12 * 3600 * 1000)
 B0, B1, B2 = (batch_id(1, number) for number in range(3))
+
+
+def cluster_without_spark(root: Path) -> Cluster:
+    """The driver's own view of task managers. Nothing may be asked of Spark."""
+    run_id = uuid.uuid4().hex
+
+    def info(coordinator: Address) -> RunInfo:
+        return run_info(run_id, coordinator, root)
+
+    return Cluster(
+        SimpleNamespace(),  # type: ignore[arg-type]  # nothing is asked of Spark here
+        info,
+        run_id=run_id,
+        secret=SECRET,
+        bind_host="127.0.0.1",
+        advertise_host="127.0.0.1",
+    )

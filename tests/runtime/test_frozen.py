@@ -8,23 +8,27 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from strandline.errors import SlotLostError
+from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.driver.rocksdb_factory import pickle_factory
 from strandline.runtime.protocol.calls import NOTHING
+from strandline.runtime.protocol.coordinator_calls import Heartbeat
 from strandline.runtime.protocol.exchange import ExchangeHeader
+from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.messages import SlotSpec
 from strandline.runtime.protocol.slot_calls import BatchRound, SlotClient
-from strandline.runtime.protocol.taskmanager_calls import ForSlots, TakeCheckpoint
+from strandline.runtime.protocol.taskmanager_calls import ForSlots, OlderSlots, SpareSlots, TakeCheckpoint
 from strandline.runtime.task.launcher import ensure_task_manager
 from strandline.runtime.task.relay_pulse import RelayPulse
-from tests.runtime.processes import B0, B1, NOON, UID, Driver, gone, send
+from tests.runtime.processes import B0, B1, NOON, UID, Driver, cluster_without_spark, gone, send
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.faults
@@ -197,3 +201,32 @@ def test_slots_that_are_frozen_do_not_hold_up_the_end(driver: Driver) -> None:
         os.kill(pid, signal.SIGSTOP)
     driver.manager.stop_slots(NOTHING)
     assert all(map(gone, pids))
+
+
+def test_a_task_manager_without_slots_in_a_new_generation_ends_its_old_ones(driver: Driver) -> None:
+    driver.start_manager()
+    driver.start(driver.spec(0), driver.spec(1))
+    pids = driver.slot_pids()
+    driver.manager.start_spares(SpareSlots(1))
+    driver.generation = 2
+    driver.manager.end_older_slots(OlderSlots(2))
+    assert driver.slot_pids() == []
+    assert all(map(gone, pids))
+    assert not list(driver.local.glob("gen-1"))
+    children = psutil.Process(driver.manager_pid).children()
+    assert all(map(gone, [child.pid for child in children])), "the process that waited to become a slot ends, too"
+
+
+def test_a_task_manager_whose_thread_died_is_given_up_and_the_generation_fails(tmp_path: Path) -> None:
+    cluster = cluster_without_spark(tmp_path)
+    try:
+        identity = ensure_task_manager(cluster.run)
+        died = Failure.of(StrandlineError("the background thread changelog-upkeep has died: KeyError"))
+        assert cluster.heartbeat(Heartbeat(identity, [])).wanted
+        assert cluster.failure is None
+        assert not cluster.heartbeat(Heartbeat(identity, [], died)).wanted
+        assert "changelog-upkeep" in str(cluster.failure)
+        assert not cluster.heartbeat(Heartbeat(identity, [])).wanted
+        assert ensure_task_manager(cluster.run, cluster._managers.given_up) != identity
+    finally:
+        cluster.close()

@@ -6,10 +6,8 @@ import os
 import shutil
 import signal
 import time
-import uuid
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -24,15 +22,12 @@ from strandline.errors import (
     StrandlineError,
     UserCodeError,
 )
-from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.rocksdb_factory import pickle_factory
-from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.folders import socket_folder
 from strandline.runtime.protocol.messages import (
     BackendSettings,
     OperatorSpec,
-    RunInfo,
     SlotSpec,
 )
 from strandline.runtime.protocol.slot_calls import (
@@ -60,8 +55,8 @@ from tests.runtime.processes import (
     UID,
     Driver,
     checkpoint,
+    cluster_without_spark,
     gone,
-    run_info,
     send,
 )
 from tests.waiting import wait_until
@@ -306,19 +301,7 @@ def test_an_error_with_a_long_text_arrives_whole(driver: Driver) -> None:
 
 
 def test_a_task_manager_that_refuses_old_news_is_not_forgotten(tmp_path: Path) -> None:
-    run_id = uuid.uuid4().hex
-
-    def info(coordinator: Address) -> RunInfo:
-        return run_info(run_id, coordinator, tmp_path)
-
-    cluster = Cluster(
-        SimpleNamespace(),  # type: ignore[arg-type]  # nothing is asked of Spark here
-        info,
-        run_id=run_id,
-        secret=SECRET,
-        bind_host="127.0.0.1",
-        advertise_host="127.0.0.1",
-    )
+    cluster = cluster_without_spark(tmp_path)
     try:
         identity = ensure_task_manager(cluster.run)
         manager = cluster._managers.get(identity)
@@ -326,10 +309,10 @@ def test_a_task_manager_that_refuses_old_news_is_not_forgotten(tmp_path: Path) -
         # Generation 2 has begun there, and the driver still tells of an abort in generation 0.
         backend = BackendSettings("heap", 16 << 20, 1 << 20, True, "none")
         spec = SlotSpec(cluster.run, 2, 0, 1, 1, GROUPS, backend, OPERATORS, [], -1, -1)
-        newer = TaskManagerClient(manager.client.address, SECRET, run_id, lambda: 2)
+        newer = TaskManagerClient(manager.client.address, SECRET, cluster.run.run_id, lambda: 2)
         newer.start_slots(StartSlots([spec], use_copies=False))
         cluster.checkpoint_aborted(7)
         assert identity in cluster._managers
     finally:
         cluster.close()
-        shutil.rmtree(socket_folder(run_id), ignore_errors=True)
+        shutil.rmtree(socket_folder(cluster.run.run_id), ignore_errors=True)

@@ -828,3 +828,11 @@ def test_a_storage_that_raises_an_error_of_another_kind_does_not_end_the_threads
         assert batches(host) == [1, 2, 3]
     finally:
         host.kill()
+
+
+def test_a_thread_of_the_changelog_that_dies_is_reported_with_its_traceback(world: World) -> None:
+    broken = replace(QUICK, upkeep_interval="soon")  # type: ignore[arg-type]  # what no caller does
+    host = world.host(broken)
+    (error,) = wait_until(lambda: host.failures, what="the report")
+    assert "changelog-upkeep has died: TypeError" in str(error)
+    assert "_upkeep_loop" in str(error)

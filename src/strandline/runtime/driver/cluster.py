@@ -193,7 +193,10 @@ class Cluster(CoordinatorCalls):
             rebuilt = self._start(range(deployment.parallelism), deployment.restore.batch)
             used = {place.manager for place in self._places.values()}
             others = [identity for identity in self._managers if identity not in used]
-            self._managers.ask(others, TaskManagerClient.end_older_slots, OlderSlots(deployment.generation))
+            older = OlderSlots(deployment.generation)
+            for identity, answer in self._managers.ask(others, TaskManagerClient.end_older_slots, older):
+                if isinstance(answer, SlotLostError):
+                    self._managers.forget(identity)
             return rebuilt
 
     def set_restore_point(self, checkpoint_id: int, batch: int, states: tuple[SubtaskState, ...]) -> None:

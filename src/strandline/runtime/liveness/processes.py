@@ -5,28 +5,36 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
 SLOT_MODULE = "runtime.slot.process"
 
 
-def started_at(pid: int) -> float:
-    """When a process began. Together with its id this names the process: ids are used again. 0.0: there is none."""
+def started_at(pid: int) -> int:
+    """When a process began, in ticks since its host did; 0 if there is no such process.
+
+    Together with its id this names the process, because ids are used again. The time of day would not do: it is set
+    now and then, and two processes may then see two different times of the same start.
+    """
     try:
-        return psutil.Process(pid).create_time()
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return int(psutil.Process(pid).create_time())  # where there is no /proc
     except psutil.Error:
-        return 0.0
+        return 0
 
 
-def is_working(pid: int, started: float) -> bool:
+def is_working(pid: int, started: int) -> bool:
     """Whether a process is there and can work: it is neither stopped nor a zombie."""
     try:
-        process = psutil.Process(pid)
-        frozen = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-        return process.create_time() == started and not frozen
+        frozen = psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
+    return not frozen and started_at(pid) == started
 
 
 def progress(pid: int) -> tuple[float, int]:
@@ -47,7 +55,7 @@ def progress(pid: int) -> tuple[float, int]:
     return used, moved.read_bytes + moved.write_bytes
 
 
-def kill_task_manager(pid: int, started: float) -> bool:
+def kill_task_manager(pid: int, started: int) -> bool:
     """Kill a task manager of this host and its slots, frozen or not; False if there is nothing to kill.
 
     A task manager leads a process group, which its slots belong to. SIGKILL ends a process that is stopped, too.

@@ -21,8 +21,8 @@ class Registration(msgspec.Struct, frozen=True):
     identity: str
     address: Address
     pid: int
-    started: float = 0.0
-    """When the process began, by the system's clock: its id alone may be used again."""
+    started: int = 0
+    """When the process began, in ticks since its host did: its id alone may be used again."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):

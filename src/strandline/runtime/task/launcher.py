@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from strandline.errors import StrandlineError
-from strandline.runtime.liveness.processes import is_working, kill_task_manager
+from strandline.runtime.liveness.processes import is_working, kill_task_manager, started_at
 from strandline.runtime.protocol.address import host_identity
 from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.coordinator_calls import Registration
@@ -44,7 +44,7 @@ def ensure_task_manager(run: RunInfo, given_up: Collection[str] = ()) -> str:
     A task manager that does not answer is killed, with its slots, and replaced. So is one that is in `given_up`.
     """
     executor = executor_process()
-    name = f"{executor.pid}-{executor.create_time():.2f}"
+    name = f"{executor.pid}-{started_at(executor.pid)}"
     folder = make_private(socket_folder(run.run_id) / name)
     address_file = folder / "address.json"
     with (folder / "lock").open("ab") as lock:

@@ -19,6 +19,8 @@ from strandline.checkpoint.metadata import (
     FileHandle,
     Kind,
     SinkFile,
+    SourceLog,
+    SourceLogPiece,
     SourcePosition,
     StateFile,
     SubtaskState,
@@ -37,11 +39,15 @@ GOLDEN = Path(__file__).parent / "golden"
 HOME = Home("visits", 7)
 
 
-def sample(version: int = 2) -> CheckpointMetadata:
-    """The checkpoint that `golden/v1_metadata` and `golden/v2_metadata` hold."""
+def sample(version: int = FORMAT_VERSION) -> CheckpointMetadata:
+    """The checkpoint that `golden/v<version>_metadata` holds."""
     manifest = FileHandle("visits/chk-7/cd34", 120, "crc32:00000001")
     if version >= 2:
         manifest = FileHandle("visits/shared/cd34-group", 120, "crc32:00000001", 4000, 5000)
+    logs: tuple[SourceLog, ...] = ()
+    if version >= 3:
+        piece = SourceLogPiece("9f86d081", 70_000, FileHandle("visits/shared/ef56-source", 800, "crc32:00000002"))
+        logs = (SourceLog(0, (("9.compact", 70_003), ("10", 2)), (piece,), b"\n{}{}"),)
     return CheckpointMetadata(
         format_version=version,
         job="visits",
@@ -71,7 +77,7 @@ def sample(version: int = 2) -> CheckpointMetadata:
             ),
             SubtaskState("count", 1, 64, 128, "rocksdb", True, ()),
         ),
-        source=SourcePosition(batch=3_000_000_011, files={"offsets/11": b"v1\n{}\n7", "metadata": b'{"id":"x"}'}),
+        source=SourcePosition(3_000_000_011, {"offsets/11": b"v1\n{}\n7", "metadata": b'{"id":"x"}'}, logs),
         sink_files=(SinkFile("out", "_staged/p-0", "part-0.parquet", 10, 2048),),
         trigger_time=1_700_000_000.25,
         completed_time=1_700_000_001.5,

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, all_files
+from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, all_files, registered_files, source_files
 from strandline.errors import CheckpointError, CheckpointNotFoundError, NotFoundError, StorageError, StorageFullError
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.storage import JobPaths, Storage
@@ -33,7 +33,7 @@ class Damage:
     problem: str
     operator: str | None = None
     subtask: int | None = None
-    """The subtask whose state the file holds; None for `_metadata`."""
+    """The subtask whose state the file holds; None for `_metadata` and for a piece of a source's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,16 @@ class Verification:
             Damage(file.handle.path, problems[file.handle], state.operator, state.subtask)
             for state, file in all_files(metadata)
             if file.handle is not None and file.handle in problems
+        ) + tuple(
+            Damage(handle.path, problems[handle])
+            for _key, handle in source_files(metadata.source)
+            if handle in problems
         )
         return Verified(self._paths.job, number, path, len(handles), sum(handle.size for handle in handles), damage)
 
 
 def _handles(metadata: CheckpointMetadata) -> Iterator[FileHandle]:
-    return (file.handle for _state, file in all_files(metadata) if file.handle is not None)
+    return (handle for _key, handle in registered_files(metadata))
 
 
 def verify_files(

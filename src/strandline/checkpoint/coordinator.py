@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
-
-import msgspec
 
 from strandline.checkpoint.decisions import AckDecision, CompletionDecision, CompletionPlan, FailDecision
 from strandline.checkpoint.gc_pause import gc_paused
@@ -19,12 +18,15 @@ from strandline.checkpoint.metadata import (
     SubtaskState,
     file_key,
     keyed_files,
+    registered_files,
+    source_files,
 )
 from strandline.checkpoint.pending import PendingCheckpoint, Subtask, SubtaskAck
 from strandline.checkpoint.registry import Matched, SharedKey, SharedStateRegistry
 from strandline.checkpoint.retention import retain
 from strandline.checkpoint.schedule import TriggerSchedule
 from strandline.checkpoint.stats import CheckpointHistory, CheckpointStats, checkpoint_stats
+from strandline.checkpoint.surviving_copies import position_with_copies, states_with_copies
 from strandline.errors import CheckpointError
 
 
@@ -131,12 +133,12 @@ class CheckpointCoordinator:
         leftovers: list[FileHandle] = []
         with gc_paused():
             for metadata in retained:
-                self._registry.record(metadata.checkpoint_id, self._registry.match(keyed_files(metadata.subtasks)))
+                self._registry.record(metadata.checkpoint_id, self._registry.match(registered_files(metadata)))
                 kept.add(metadata.checkpoint_id)
             for metadata in held:
-                self._registry.hold(handle for _key, handle in keyed_files(metadata.subtasks))
+                self._registry.hold(handle for _key, handle in registered_files(metadata))
             for metadata in dropped:
-                leftovers += (handle for _key, handle in keyed_files(metadata.subtasks))
+                leftovers += (handle for _key, handle in registered_files(metadata))
         self._retained = tuple(sorted(kept))
         return self._registry.unused(leftovers)
 
@@ -263,17 +265,20 @@ class CheckpointCoordinator:
         *,
         shape: JobShape,
         source: SourcePosition,
+        uploaded: Iterable[FileHandle] = (),
         sink_files: Iterable[SinkFile] = (),
         properties: Mapping[str, str] | None = None,
     ) -> CompletionPlan:
         """Register the files of a checkpoint that all subtasks acknowledged, and return what to write.
 
+        `uploaded` are the files that the caller uploaded for `source`. They are deleted if the checkpoint fails.
         Raises `CheckpointError` if it is not ready, if another one is being completed, or if it refers to a file that
         neither a retained checkpoint has nor was uploaded for it. The caller must `fail` it then.
         """
         pending = self._pending.get(checkpoint_id)
         if pending is None:
             raise CheckpointError(f"Checkpoint {checkpoint_id} is not in progress, so it cannot be completed.")
+        pending.add_source(uploaded)
         if not pending.ready:
             raise CheckpointError(
                 f"Checkpoint {checkpoint_id} cannot be completed: no acknowledgement from {pending.missing()}."
@@ -290,7 +295,7 @@ class CheckpointCoordinator:
         retained: tuple[int, ...] = self._retained
         dropped: tuple[int, ...] = ()
         with gc_paused():
-            matched = self._matched(pending, states)
+            matched = self._matched(pending, states, source)
             if pending.kind == "checkpoint":
                 self._registry.record(checkpoint_id, matched)
         if pending.kind == "checkpoint":
@@ -306,8 +311,8 @@ class CheckpointCoordinator:
             parallelism=shape.parallelism,
             max_parallelism=shape.max_parallelism,
             operators=shape.operators,
-            subtasks=tuple(_rewritten(states, matched.replaced)),
-            source=source,
+            subtasks=tuple(states_with_copies(states, matched.replaced)),
+            source=position_with_copies(source, matched.replaced),
             sink_files=tuple(sink_files),
             trigger_time=pending.trigger_time + pending.epoch,
             completed_time=now + pending.epoch,
@@ -373,7 +378,9 @@ class CheckpointCoordinator:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _matched(self, pending: PendingCheckpoint, states: Sequence[SubtaskState]) -> Matched[SharedKey, FileHandle]:
+    def _matched(
+        self, pending: PendingCheckpoint, states: Sequence[SubtaskState], source: SourcePosition
+    ) -> Matched[SharedKey, FileHandle]:
         """Look up all uploaded files. Each must be uploaded for this checkpoint, or be part of a retained one."""
         for state in states:
             for file in state.files:
@@ -381,7 +388,7 @@ class CheckpointCoordinator:
                     raise _unusable(pending, state, f"file {file.name!r} has no content")
         # A savepoint refers only to its own uploads, so it is compared with an empty registry.
         registry = self._registry if pending.kind == "checkpoint" else SharedStateRegistry(attrgetter("path"))
-        matched = registry.match(keyed_files(states))
+        matched = registry.match(chain(keyed_files(states), source_files(source)))
         for key, handle in matched.unknown:
             # After a rescale, a known file may be used for other key groups.
             known = handle.path in pending.known_paths or registry.knows(handle)
@@ -413,29 +420,22 @@ class CheckpointCoordinator:
             self._completing = None
 
 
-def _rewritten(states: Iterable[SubtaskState], handles: Mapping[SharedKey, FileHandle]) -> Iterable[SubtaskState]:
-    """Copies of `states` in which the files with the given keys refer to the given handles."""
-    touched = {(key.operator, key.key_group_start, key.key_group_end) for key in handles}
-    for state in states:
-        if (state.operator, state.key_group_start, state.key_group_end) not in touched:
-            yield state
-            continue
-        files = []
-        for file in state.files:
-            handle = handles.get(file_key(state, file)) if file.handle is not None else None
-            files.append(file if handle is None else msgspec.structs.replace(file, handle=handle))
-        yield msgspec.structs.replace(state, files=tuple(files))
-
-
 def _stranger(
     pending: PendingCheckpoint, states: Iterable[SubtaskState], key: SharedKey, handle: FileHandle
 ) -> CheckpointError:
-    state, file = next(
+    found = (
         (state, file)
         for state in states
         for file in state.files
         if file.handle == handle and file_key(state, file) == key
     )
+    state, file = next(found, (None, None))
+    if state is None or file is None:
+        return CheckpointError(
+            f"Checkpoint {pending.id} cannot be completed: {handle.path}, a piece of a source's log, is neither "
+            "uploaded for it nor part of a retained checkpoint. The checkpoint fails; the next one uploads what it "
+            "needs."
+        )
     return _unusable(
         pending,
         state,

@@ -93,6 +93,7 @@ def _check_names(state: SubtaskState) -> None:
 
 def _check_paths(metadata: CheckpointMetadata, pattern: re.Pattern[str], advice: str) -> None:
     handles = [handle for state in metadata.subtasks for file in state.files if (handle := file.handle) is not None]
+    handles += [piece.handle for log in metadata.source.logs for piece in log.pieces]
     wrong = _first_mismatch(pattern, [handle.path for handle in handles])
     if wrong is not None:
         raise Refused(f"{wrong!r} is a path that leads elsewhere; {advice}")
@@ -111,7 +112,16 @@ def _first_mismatch(pattern: re.Pattern[str], texts: list[str]) -> str | None:
 
 def _check_source(source: SourcePosition) -> None:
     folders: set[str] = set()
-    for name in source.files:
+    names = [*source.files, *(f"sources/{log.source}/{name}" for log in source.logs for name, _length in log.entries)]
+    if len(set(names)) < len(names):
+        raise Refused("two files of the source's position have the same name")
+    pieces = [piece.handle.path for log in source.logs for piece in log.pieces]
+    if len(set(pieces)) < len(pieces):
+        raise Refused("two pieces of a source's log are the same file")
+    for log in source.logs:
+        if sum(length for _name, length in log.entries) != sum(piece.length for piece in log.pieces) + len(log.rest):
+            raise Refused(f"the entries of the log of source {log.source} do not have the length of the log")
+    for name in names:
         parts = name.split("/")
         if (
             not _SOURCE_NAME.fullmatch(name)
@@ -121,7 +131,7 @@ def _check_source(source: SourcePosition) -> None:
         ):
             raise Refused(f"{name!r} cannot be a file of a source's position, such as offsets/7 or sources/0/7")
         folders.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
-    both = next(iter(folders & source.files.keys()), None)
+    both = next(iter(folders.intersection(names)), None)
     if both is not None:
         raise Refused(f"the source's position has a file and a folder with the name {both!r}")
 

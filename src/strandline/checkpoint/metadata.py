@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,7 +15,7 @@ from strandline.checkpoint.home import NAME, Home, Refused
 from strandline.checkpoint.registry import SharedKey
 from strandline.errors import CheckpointNotFoundError, IncompatibleCheckpointError, MetadataError, NewerFormatError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """The format that this release writes. It reads this one and all earlier ones."""
 
 SEGMENT_SUFFIX = ".segment"
@@ -96,11 +97,36 @@ class SubtaskState(msgspec.Struct, frozen=True, array_like=True):
     """The descriptors of its states as plain values. `state/` interprets them."""
 
 
+class SourceLogPiece(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a source's log, uploaded once. All later checkpoints refer to it."""
+
+    identity: str
+    """The SHA-256 of its place in the log and its bytes before they were compressed."""
+    length: Natural
+    """How many bytes it has before they are compressed."""
+    handle: FileHandle
+
+
+class SourceLog(msgspec.Struct, frozen=True, array_like=True):
+    """The log that Spark's file source keeps of all files it has read: the bytes of `pieces`, and then `rest`.
+
+    Spark merges the entries of the log again and again into one, but the bytes stay the same and only grow.
+    """
+
+    source: Natural
+    entries: tuple[tuple[PlainName, Natural], ...]
+    """The log's files in their order, each with its length without the header."""
+    pieces: tuple[SourceLogPiece, ...] = ()
+    rest: bytes = b""
+
+
 class SourcePosition(msgspec.Struct, frozen=True, array_like=True):
     """The position of the sources: the files of Spark's own offset log for `batch`, by relative name."""
 
     batch: BatchId
     files: dict[str, bytes]
+    logs: tuple[SourceLog, ...] = ()
+    """The logs of file sources that are too long to be among `files`. Since format version 3."""
 
 
 class SinkFile(msgspec.Struct, frozen=True, array_like=True):
@@ -273,9 +299,26 @@ def keyed_files(states: Iterable[SubtaskState]) -> Iterator[tuple[SharedKey, Fil
             yield new(kind, (operator, start, end, identity)), handle
 
 
+def source_files(position: SourcePosition) -> Iterator[tuple[SharedKey, FileHandle]]:
+    """Every uploaded piece of a source's log with the registry's key."""
+    for log in position.logs:
+        for piece in log.pieces:
+            yield source_key(log, piece), piece.handle
+
+
+def source_key(log: SourceLog, piece: SourceLogPiece) -> SharedKey:
+    """The registry's key for a piece of a source's log. No operator has an empty uid."""
+    return SharedKey("", log.source, log.source, piece.identity)
+
+
+def registered_files(metadata: CheckpointMetadata) -> Iterator[tuple[SharedKey, FileHandle]]:
+    """Every uploaded file of the checkpoint with the registry's key."""
+    return chain(keyed_files(metadata.subtasks), source_files(metadata.source))
+
+
 def file_paths(metadata: CheckpointMetadata) -> set[str]:
     """The paths of all uploaded files of the checkpoint."""
-    return set(paths_of(file for _state, file in all_files(metadata)))
+    return {handle.path for _key, handle in registered_files(metadata)}
 
 
 def paths_of(files: Iterable[StateFile]) -> Iterator[str]:

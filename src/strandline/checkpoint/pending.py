@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -51,6 +52,8 @@ class PendingCheckpoint:
     uploaded_paths: set[str] = field(default_factory=set)
     known_paths: set[str] = field(default_factory=set)
     """Paths that the checkpoint may refer to: files uploaded for it, and those in `SubtaskAck.beforehand`."""
+    source_uploads: list[FileHandle] = field(default_factory=list)
+    """Pieces of sources' logs that the driver uploaded for this checkpoint."""
     completing: bool = False
     """Its files are registered, and its metadata is being written."""
     entered: bool = False
@@ -67,6 +70,13 @@ class PendingCheckpoint:
         self.uploaded_paths.update(handle.path for handle in ack.uploaded)
         self.known_paths.update(self.uploaded_paths, ack.beforehand)
 
+    def add_source(self, uploaded: Iterable[FileHandle]) -> None:
+        """Add what the driver uploaded for the position in the sources."""
+        for handle in uploaded:
+            self.source_uploads.append(handle)
+            self.uploaded_paths.add(handle.path)
+            self.known_paths.add(handle.path)
+
     def missing(self) -> list[Subtask]:
         """The subtasks that have not acknowledged."""
         return sorted(self.subtasks - self.acks.keys())
@@ -76,5 +86,5 @@ class PendingCheckpoint:
         return [handle for ack in self.acks.values() for handle in ack.obsolete]
 
     def uploads(self) -> list[FileHandle]:
-        """Every file that was uploaded for this checkpoint and is named in an acknowledgement."""
-        return [handle for ack in self.acks.values() for handle in ack.uploaded]
+        """Every file that was uploaded for this checkpoint: by a subtask that acknowledged, or by the driver."""
+        return [*(handle for ack in self.acks.values() for handle in ack.uploaded), *self.source_uploads]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile, SourcePosition
+from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SinkFile, SourcePosition
+from strandline.runtime.driver.restore.source_logs import SourceLogs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class Inputs:
 class CheckpointInputs:
     """Follows commits, and keeps the inputs of every checkpoint that has begun.
 
-    The caller holds the lock of `Checkpoints`, except for `position`, `complete_position` and `of`: the first two read
-    Spark's files, and nobody may wait for a disk with the lock held.
+    The caller holds the lock of `Checkpoints`, except for `position`, `complete_position`, `store_logs` and `of`: the
+    first three read Spark's files, and nobody may wait for a disk with the lock held.
     """
 
     def __init__(
@@ -38,16 +39,18 @@ class CheckpointInputs:
         restored: CheckpointMetadata | None,
         capture: Callable[[int], SourcePosition],
         with_watermark: Callable[[SourcePosition], SourcePosition],
+        logs: SourceLogs | None = None,
     ) -> None:
         """`capture` reads the position after one of Spark's batches, `with_watermark` adds what follows from its rows.
 
-        See `restore.position` for both.
+        See `restore.position` for both. `logs` makes the logs of file sources durable.
         """
         self.committed = CommittedBatch(restored.batch_id, restored.source.batch) if restored else None
         """The batch that a checkpoint would cover now; None if nothing was ever committed."""
         self.complete_position = with_watermark
         self._restored = restored
         self._capture = capture
+        self._logs = logs
         self._covered = restored.batch_id if restored else -1
         self._uncovered: list[tuple[int, SinkFile]] = []
         self._inputs: dict[int, Inputs] = {}
@@ -77,6 +80,13 @@ class CheckpointInputs:
             return self._restored.source  # the offset log of this generation begins after that batch
         return self._capture(committed.spark_batch)
 
+    def store_logs(self, position: SourcePosition, *, whole: bool) -> tuple[SourcePosition, list[FileHandle]]:
+        """The position with the logs of file sources, and the files that were uploaded for them.
+
+        `whole` puts the logs into the position itself. See `SourceLogs.store`.
+        """
+        return (position, []) if self._logs is None else self._logs.store(position, whole=whole)
+
     def note(self, checkpoint_id: int, inputs: Inputs) -> None:
         """A checkpoint has begun, and will record `inputs`."""
         self._inputs[checkpoint_id] = inputs
@@ -88,6 +98,12 @@ class CheckpointInputs:
     def end(self, checkpoint_id: int) -> None:
         """A checkpoint is complete or aborted."""
         self._inputs.pop(checkpoint_id, None)
+
+    def confirm(self, metadata: CheckpointMetadata) -> None:
+        """A checkpoint is complete: it covers everything up to its batch, and later ones refer to its logs."""
+        self.cover(metadata.batch_id)
+        if self._logs is not None:
+            self._logs.confirm(metadata.source)
 
     def cover(self, batch: int) -> None:
         """A completed checkpoint covers everything up to `batch`."""

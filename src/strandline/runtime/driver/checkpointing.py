@@ -327,7 +327,7 @@ class Checkpoints:
         """
         target = self._savepoints.target(checkpoint_id)
         try:
-            plan = self._plan_completion(checkpoint_id)
+            plan = self._plan_completion(checkpoint_id, whole=target is not None)
             if plan is None:
                 return
             if target is not None:
@@ -361,30 +361,36 @@ class Checkpoints:
         self._announce(plan)
         self._durable.tidy_up(decision.delete, decision.dropped)
 
-    def _plan_completion(self, checkpoint_id: int) -> CompletionPlan | None:
-        """Register the files of a checkpoint and make its metadata; None if it was aborted since it became ready."""
+    def _plan_completion(self, checkpoint_id: int, *, whole: bool) -> CompletionPlan | None:
+        """Register the files of a checkpoint and make its metadata; None if it was aborted since it became ready.
+
+        `whole` is set for a savepoint, which refers to no other file of the job.
+        """
         inputs = self._inputs.of(checkpoint_id)
         if inputs is None:
             return None
-        position = self._inputs.complete_position(inputs.position)  # may wait for Spark, so without the lock
+        # Both may wait, for Spark and for storage, so this thread holds no lock.
+        position, uploaded = self._inputs.store_logs(self._inputs.complete_position(inputs.position), whole=whole)
         with self._lock:
-            if self._inputs.of(checkpoint_id) is None:
-                return None
-            return self._coordinator.prepare_completion(
-                checkpoint_id,
-                time.monotonic(),
-                shape=self._shape,
-                source=position,
-                sink_files=inputs.sink_files,
-                properties=self._properties,
-            )
+            if self._inputs.of(checkpoint_id) is not None:
+                return self._coordinator.prepare_completion(
+                    checkpoint_id,
+                    time.monotonic(),
+                    shape=self._shape,
+                    source=position,
+                    uploaded=uploaded,
+                    sink_files=inputs.sink_files,
+                    properties=self._properties,
+                )
+        self._durable.tidy_up(uploaded)
+        return None
 
     def _confirm(self, metadata: CheckpointMetadata) -> CompletionDecision:
         """The log entry is won and the rows are visible: tell the coordinator and everybody who waits."""
         number = metadata.checkpoint_id
         with self._lock:
             decision = self._coordinator.confirm_completion(number, time.monotonic(), self._durable.location(number))
-            self._inputs.cover(metadata.batch_id)
+            self._inputs.confirm(metadata)
             for ended in (number, *decision.aborted):
                 self._inputs.end(ended)
             # A caller who waits for an older checkpoint gets this one, which covers more.

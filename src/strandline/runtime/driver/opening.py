@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from strandline.checkpoint.batch import BatchProtocol
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
+from strandline.checkpoint.metadata import SourcePosition
 from strandline.checkpoint.restore import plan_restore
 from strandline.checkpoint.stats import CheckpointHistory, RestoredCheckpoint
 from strandline.config import Config
@@ -32,6 +33,7 @@ from strandline.runtime.driver.query_settings import query_settings
 from strandline.runtime.driver.recoveries import Began, Recovery, slot_recovery
 from strandline.runtime.driver.restore.position import capture, seed, with_watermark
 from strandline.runtime.driver.restore.registry_recovery import recover_registry
+from strandline.runtime.driver.restore.source_logs import SourceLogs, uploader, with_logs
 from strandline.runtime.driver.restore.takeover import Claim, Restore, Wanted, take_over
 from strandline.runtime.driver.rocksdb_factory import pickle_factory
 from strandline.runtime.driver.scratch_folder import ScratchFolder
@@ -136,6 +138,7 @@ class _Opening:
         self._config = config
         self._began = Began.now()
         self._after = request.after
+        self._position: SourcePosition | None = None
         self._parallelism = config.parallelism or min(run.spark.sparkContext.defaultParallelism, config.max_parallelism)
         self._uids = tuple(operator.uid for operator in graph.operators)
         self._backend = _backend_settings(config)
@@ -208,6 +211,7 @@ class _Opening:
     def deploy(self, claimed: _Claimed) -> Recovery:
         """Start all slots from the restored checkpoint. Raises `DamagedFileError` if its files are damaged."""
         claim, cluster = claimed.claim, self._run.cluster
+        self._position = _position(claim)
         rebuilt = cluster.deploy(self._deployment(claim))
         opened = slot_recovery(self._began, claim.restored_batch, rebuilt)
         if self._request.after_failure is not None:
@@ -263,8 +267,8 @@ class _Opening:
         with query_settings(run.spark):
             rows, outlets = run.graph.build(wiring)
         places = run.graph.source_places(rows, ticks=clock.ticks is not None)
-        if restored is not None:
-            seed(restored.source, scratch.path, ticks=clock.ticks is not None, places=places)
+        if self._position is not None:
+            seed(self._position, scratch.path, ticks=clock.ticks is not None, places=places)
         return _Planned(scratch, clock, wiring, rows, outlets, places)
 
     # --- start ------------------------------------------------------------------------------------
@@ -321,6 +325,12 @@ class _Opening:
                 claim.restored,
                 lambda batch: capture(scratch, batch, places),
                 lambda position: with_watermark(scratch, position, patience),
+                SourceLogs(
+                    scratch,
+                    {source: number for number, source in enumerate(dict.fromkeys(places))},
+                    uploader(claim.storage, claim.paths, claim.store.retries),
+                    claim.restored.source if claim.restored is not None and claim.owned else None,
+                ),
             ),
             DurableCheckpoints(claim),
             config.checkpoint_timeout,
@@ -334,6 +344,14 @@ class _Opening:
         if self._config.batch_interval is not None:
             return writer.trigger(processingTime=f"{int(self._config.batch_interval * 1000)} milliseconds")
         return writer
+
+
+def _position(claim: Claim) -> SourcePosition | None:
+    """The restored position with all logs of its sources. Raises `DamagedFileError` if a piece of one is damaged."""
+    if claim.restored is None:
+        return None
+    origin = claim.origin
+    return with_logs(open_storage(origin.url, origin.options) if origin else claim.storage, claim.restored.source)
 
 
 def _other_roots(config: Config) -> tuple[str, ...]:

@@ -15,10 +15,13 @@ from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.metadata import (
     CheckpointMetadata,
     FileHandle,
+    SourceLog,
+    SourceLogPiece,
     SourcePosition,
     StateFile,
     SubtaskState,
     all_files,
+    source_files,
 )
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import CheckpointError, FencedError
@@ -134,8 +137,10 @@ class Generation:
         restored = list(all_files(self.claim.restored)) if self.claim.restored else []
         self.state = {file.identity for _state, file in restored}
         self._confirmed = {file.identity: file.handle for _state, file in restored if file.handle is not None}
+        logs = self.claim.restored.source.logs if self.claim.restored else ()
+        self._pieces = logs[0].pieces if logs else ()
         if not self.claim.owned:
-            self._confirmed = {}
+            self._confirmed, self._pieces = {}, ()
         self._now = 0.0
         self._names = (f"{self.claim.generation:04d}-{n:04d}" for n in itertools.count())
 
@@ -162,11 +167,13 @@ class Generation:
 
         Raises `CheckpointError` if another driver was first to write its metadata. The checkpoint has failed then.
         """
+        log, uploaded = self._source_log()
         plan = self.coordinator.prepare_completion(
             number,
             self._now,
             shape=JobShape(self.paths.job, self.claim.generation, 1, 1, ("count",)),
-            source=SourcePosition(number, {}),
+            source=SourcePosition(number, {}, (log,)),
+            uploaded=uploaded,
         )
         try:
             self.durable.write_metadata(plan.metadata)
@@ -178,6 +185,7 @@ class Generation:
         self.durable.win_log_entry(plan)
         decision = self.coordinator.confirm_completion(number, self._now)
         self._confirmed = {file.identity: file.handle for _state, file in all_files(plan.metadata) if file.handle}
+        self._pieces = plan.metadata.source.logs[0].pieces
         self.durable.tidy_up(decision.delete, decision.dropped)
         return number
 
@@ -210,6 +218,20 @@ class Generation:
         decision = self.coordinator.drop_all()
         self.durable.delete_all(decision.dropped, decision.delete)
 
+    def _source_log(self) -> tuple[SourceLog, list[FileHandle]]:
+        """The log of a source: one piece for the first half of the alphabet, and one for the state of today."""
+        uploaded: list[FileHandle] = []
+        pieces = []
+        for text in ("first a" if "a" in self.state else "first", "".join(["then ", *sorted(self.state)])):
+            piece = next((one for one in self._pieces if one.identity == text), None)
+            if piece is None:
+                handle = _handle(self.paths.shared(f"{next(self._names)}-source"), text)
+                self.storage.write(handle.path, text.encode())
+                uploaded.append(handle)
+                piece = SourceLogPiece(text, len(text), handle)
+            pieces.append(piece)
+        return SourceLog(0, (("0", sum(piece.length for piece in pieces)),), tuple(pieces)), uploaded
+
     def _file(self, word: str, uploaded: list[FileHandle]) -> StateFile:
         handle = self._confirmed.get(word)
         if handle is None:
@@ -240,6 +262,8 @@ def location(storage: Storage, number: int, job: str = JOB) -> str:
 def words(storage: Storage, number: int, job: str = JOB) -> set[str]:
     """The state of a checkpoint, read from its files. Raises `NotFoundError` if one is missing."""
     metadata = read_metadata(storage, JobPaths(job), number, others=())
+    for _key, handle in source_files(metadata.source):
+        storage.read(handle.path)
     return {storage.read(handle.path).decode() for handle in handles(metadata)}
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from strandline.checkpoint.metadata import FileHandle, SourcePosition
 from strandline.errors import CheckpointError, IncompatibleCheckpointError
-from strandline.runtime.driver.restore.position import capture, seed
+from strandline.runtime.driver.restore import position as positions
+from strandline.runtime.driver.restore.position import seed
+from strandline.runtime.driver.restore.source_logs import SourceLogs
 
 COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 
@@ -29,6 +33,17 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
 
 def read(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def capture(folder: Path, batch: int, places: Sequence[int] = ()) -> SourcePosition:
+    """The position with all logs of its sources among its files."""
+    folders = {source: number for number, source in enumerate(dict.fromkeys(places))}
+    logs = SourceLogs(folder, folders, _no_upload, None)
+    return logs.store(positions.capture(folder, batch, places), whole=True)[0]
+
+
+def _no_upload(_data: bytes) -> FileHandle:
+    raise AssertionError("a whole log is not uploaded")
 
 
 def entries(*names: str) -> dict[str, bytes]:

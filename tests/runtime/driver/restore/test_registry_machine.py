@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from strandline.admin.garbage import delete_garbage, find_garbage
+from strandline.checkpoint.metadata import file_paths
 from strandline.errors import CheckpointError, FencedError, StrandlineError
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.runtime.driver.restore.savepoints import open_savepoint
@@ -128,7 +129,8 @@ class RegistryMachine(RuleBasedStateMachine):
         self.num_retained = 1
         self.others = 0
         self.deleted: set[int] = set()
-        """Released checkpoints that the user deleted. A fenced driver may use such a number, and write its metadata."""
+        """Released checkpoints that the user deleted. A fenced driver may use such a number, and write its metadata. It
+        names files that nobody promised to keep."""
 
     def storage(self) -> Mortal:
         return Mortal(self.url, self.clock)
@@ -403,11 +405,15 @@ class RegistryMachine(RuleBasedStateMachine):
 
     def needed(self) -> set[str]:
         found: set[str] = set()
-        again = {number for number in self.deleted if self.look.exists(PATHS.metadata(number))}
-        for number in {*self.promised.all(), *again}:
-            found.add(PATHS.metadata(number))
-            found |= {handle.path for handle in handles(read_metadata(self.look, PATHS, number, ()))}
+        for number in self.promised.all():
+            found |= self.named(number)
+        for number in self.deleted:
+            if self.look.exists(PATHS.metadata(number)):
+                found |= self.named(number) & data_files(self.look)
         return found
+
+    def named(self, number: int) -> set[str]:
+        return {PATHS.metadata(number), *file_paths(read_metadata(self.look, PATHS, number, ()))}
 
     # --- what must hold ---------------------------------------------------------------------------
 

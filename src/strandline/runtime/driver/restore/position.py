@@ -18,9 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from strandline.checkpoint.metadata import SourcePosition
+from strandline.checkpoint.metadata import SourceLog, SourcePosition
 from strandline.errors import CheckpointError, IncompatibleCheckpointError
 from strandline.runtime.driver.clock import FIRST_TICK, is_tick
+from strandline.runtime.driver.restore.source_logs import named_log
 
 _LOG_ENTRY = re.compile(r"(\d+)(\.compact)?")
 _HEADER = 2
@@ -33,8 +34,12 @@ def capture(folder: Path, batch: int, places: Sequence[int] = ()) -> SourcePosit
 
     `places` names the source of each line of an offset log entry; see `Graph.source_places`. The position has one line
     for every source, in the order of the sources. Without `places`, each line is a source of its own.
+
+    The logs of file sources are named, but not read: they may be long, and the caller holds up commits. Their files do
+    not change any more, so `SourceLogs.store` reads them later.
     """
     files: dict[str, bytes] = {}
+    logs: list[SourceLog] = []
     for number in (batch - 1, batch):
         path = folder / "offsets" / str(number)
         if path.exists():
@@ -47,9 +52,13 @@ def capture(folder: Path, batch: int, places: Sequence[int] = ()) -> SourcePosit
     lines = offsets.decode().split("\n")[_HEADER:]
     for number, source in enumerate(dict.fromkeys(places) or range(len(lines))):
         own = folder / "sources" / str(number)
-        for path in _source_files(own, lines[source]):
+        entries, others = _source_files(own, lines[source])
+        log = named_log(source, entries)
+        for path in others if log is not None else [*others, *entries]:
             files[f"sources/{source}/{path.relative_to(own).as_posix()}"] = path.read_bytes()
-    return SourcePosition(batch=batch, files=files)
+        if log is not None and entries:
+            logs.append(log)
+    return SourcePosition(batch=batch, files=files, logs=tuple(logs))
 
 
 def _gathered(entry: bytes, places: Sequence[int]) -> bytes:
@@ -77,10 +86,10 @@ def with_watermark(folder: Path, position: SourcePosition, patience: float) -> S
     return msgspec.structs.replace(position, files={**position.files, name: path.read_bytes()})
 
 
-def _source_files(folder: Path, offset: str) -> list[Path]:
+def _source_files(folder: Path, offset: str) -> tuple[list[Path], list[Path]]:
     """The files of a source: the entries of its log from the last compacted one up to `offset`, and all other files."""
     if not folder.is_dir():
-        return []
+        return [], []
     last = _log_offset(offset)
     entries: dict[int, list[Path]] = {}
     others: list[Path] = []
@@ -94,7 +103,7 @@ def _source_files(folder: Path, offset: str) -> list[Path]:
             entries.setdefault(int(match[1]), []).append(path)
     compacted = [number for number, paths in entries.items() if any(path.suffix == ".compact" for path in paths)]
     first = max(compacted, default=0)
-    return others + [path for number, paths in sorted(entries.items()) if number >= first for path in paths]
+    return [path for number, paths in sorted(entries.items()) if number >= first for path in paths], others
 
 
 def _log_offset(offset: str) -> int | None:
@@ -109,8 +118,8 @@ def seed(position: SourcePosition, folder: Path, *, ticks: bool, places: Sequenc
     """Fill a fresh checkpoint folder, so that Spark continues with the batch after `position`.
 
     `ticks` says whether the new query has a tick source; the query that the position comes from may differ in this.
-    `places` describes the new query; see `capture`. Raises `IncompatibleCheckpointError` if the position has another
-    number of sources.
+    `places` describes the new query; see `capture`. All logs must be among the files; see `with_logs`. Raises
+    `IncompatibleCheckpointError` if the position has another number of sources.
     """
     folders = {str(source): str(number) for number, source in enumerate(dict.fromkeys(places))}
     for name, data in {**position.files, "metadata": json.dumps({"id": str(uuid.uuid4())}).encode()}.items():

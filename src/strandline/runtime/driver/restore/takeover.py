@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from strandline.checkpoint.job_log import CheckpointRef, Start
-from strandline.checkpoint.metadata import CheckpointMetadata, all_files, file_paths
+from strandline.checkpoint.metadata import CheckpointMetadata, all_files, file_paths, source_files
 from strandline.checkpoint.restore import check_compatible, left_out
 from strandline.errors import (
     CheckpointError,
@@ -366,6 +366,13 @@ def _check_files(storage: Storage, metadata: CheckpointMetadata) -> None:
             f"{what}, and checkpoint {metadata.checkpoint_id} needs it. Bring the file back; or, to begin anew without "
             "the state, use another job name or empty the job's folder."
         )
+    for _key, handle in source_files(metadata.source):
+        if sizes.get(handle.path) != handle.stored_size:
+            raise DamagedFileError(
+                f"job {metadata.job}: {storage.url}/{handle.path}, a part of the list of files that the source has "
+                f"read, is missing or has another size than checkpoint {metadata.checkpoint_id} says. Bring the file "
+                "back; or, to begin anew without the state, use another job name or empty the job's folder."
+            )
 
 
 def _log_differences(wanted: Wanted, metadata: CheckpointMetadata) -> None:

@@ -102,11 +102,10 @@ def _work(result: Result, seed: int, numbers: range, names: Sequence[str], tell:
         if code == 0:
             return numbers.stop
         number = watch.number()
-        name, mode, _data = input_of(seed, number, names)
-        current = folder / CURRENT
+        name, mode, data = (folder / CURRENT).read_bytes().split(b"\n", 2)
         kind = "hang" if watch.hung else "crash"
         last = (folder / "errors").read_text(errors="replace")[-2000:]
-        result.add(Finding(number, name, mode, kind, f"exit code {code}\n{last}", current.read_bytes()))
+        result.add(Finding(number, name.decode(), mode.decode(), kind, f"exit code {code}\n{last}", data))
         return number + 1
 
 

@@ -31,7 +31,7 @@ GROWTH_BYTES = 768 << 20
 ADDRESS_SPACE = 8 << 30
 REPORT_EVERY = 2000
 CURRENT = "current"
-"""The file beside PROGRESS that holds the input."""
+"""The file beside PROGRESS that holds the format, the mode and the input, each on a line."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ def run(seed: int, numbers: range, folder: Path, progress: Path, names: Sequence
         for number in numbers:
             place[:] = number.to_bytes(8, "little")
             format, mode, data = make_input(formats, seed, number)
-            current.write_bytes(data)
+            current.write_bytes(f"{format.name}\n{mode}\n".encode() + data)
             started = time.monotonic()
             refused, finding = judge(format, mode, number, data)
             slowest = max(slowest, time.monotonic() - started)

@@ -42,7 +42,7 @@ _OWN_STORAGE = "storage_options."
 _OWN_ROCKSDB = "rocksdb."
 _USE_FILTERS = "state.backend.rocksdb.use-bloom-filter"
 
-_MAX_LENGTH, _MAX_BRACKETS = 250_000, 1_000
+_MAX_LENGTH, _MAX_BRACKETS = 250_000, 200
 """The time that a YAML file takes grows with the square of its nesting."""
 _MAX_KEYS = 10_000
 """Aliases in a YAML file could otherwise multiply its keys without end."""

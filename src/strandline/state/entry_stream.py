@@ -1,13 +1,15 @@
 """Reads an Arrow stream of keys and values that may be crafted: within a bound of memory, and validated in full.
 
 Arrow trusts the bytes of a stream: without validation, wrong offsets read memory outside the buffers and end the
-process. A compressed buffer announces its own size, which may be thousands of times larger than the file.
+process, and so does a crafted description of the columns. A compressed buffer announces its own size, which may be
+thousands of times larger than the file.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import cache
 from typing import Final
 
 import pyarrow as pa
@@ -36,14 +38,17 @@ def read_batches(data: pa.Buffer, schema: pa.Schema, limit: int) -> Iterator[pa.
     Raises `BadStreamError` if the stream is damaged, or if its batches would take more than `limit` bytes of memory.
     """
     try:
-        _check_messages(data, schema, limit)
-        with pa.ipc.open_stream(pa.BufferReader(data)) as stream:
-            for batch in stream:
-                batch.validate(full=True)
-                for field, column in zip(schema, batch.columns, strict=True):
-                    if column.null_count and not field.nullable:
-                        raise BadStreamError(f"an entry has no {field.name}")
-                yield batch
+        messages = _checked_messages(data, limit)
+        if messages and messages[0].metadata.equals(_schema_message(schema)):
+            batches: Iterator[pa.RecordBatch] = iter(pa.ipc.open_stream(pa.BufferReader(data)))
+        else:
+            batches = (pa.ipc.read_record_batch(message, schema) for message in messages[1:])
+        for batch in batches:
+            batch.validate(full=True)
+            for field, column in zip(schema, batch.columns, strict=True):
+                if column.null_count and not field.nullable:
+                    raise BadStreamError(f"an entry has no {field.name}")
+            yield batch
     except BadStreamError:
         raise
     except MemoryError:
@@ -52,18 +57,26 @@ def read_batches(data: pa.Buffer, schema: pa.Schema, limit: int) -> Iterator[pa.
         raise BadStreamError(f"Arrow cannot read it: {error}") from error
 
 
-def _check_messages(data: pa.Buffer, schema: pa.Schema, limit: int) -> None:
-    """Look at all messages of a stream without decompressing any."""
-    messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(data))
-    first = next(iter(messages), None)
-    if first is None or not pa.ipc.read_schema(first).equals(schema):
-        raise BadStreamError("its columns are not those of entries")
-    for message in messages:
-        if message.type != "record batch":
-            raise BadStreamError(f"it contains a {message.type}")
-        limit -= _announced_bytes(message)
+def _checked_messages(data: pa.Buffer, limit: int) -> list[pa.ipc.Message]:
+    """The messages of a stream. None is decompressed yet, and the first one, which describes the columns, is not read.
+
+    Arrow (26) reads memory outside the buffer of a crafted description. So only a description that is byte for byte
+    the one that Arrow writes for our columns goes to Arrow. A stream with another one is read as if it had our columns.
+    """
+    messages = list(pa.ipc.MessageReader.open_stream(pa.BufferReader(data)))
+    for place, message in enumerate(messages):
+        if message.type != ("record batch" if place else "schema"):
+            raise BadStreamError(f"its message {place} is a {message.type}")
+        if place:
+            limit -= _announced_bytes(message)
         if limit < 0:
             raise BadStreamError("it announces more entries than a file of its size can hold")
+    return messages
+
+
+@cache
+def _schema_message(schema: pa.Schema) -> pa.Buffer:
+    return pa.ipc.read_message(schema.serialize()).metadata
 
 
 def _announced_bytes(message: pa.ipc.Message) -> int:

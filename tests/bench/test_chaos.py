@@ -23,7 +23,7 @@ from strandline_bench.chaos.machine import Trial
 from strandline_bench.chaos.oracle import output_problems
 from strandline_bench.chaos.plan import LIES, STORIES, WEIGHTS, Variant, draw, label, pattern_of, plan_at, variants
 from strandline_bench.chaos.stories import Teller
-from strandline_bench.chaos.trial_report import report
+from strandline_bench.chaos.trial_report import markdown, report
 
 JOURNAL = [
     "storage list trial/log",
@@ -138,6 +138,7 @@ def test_the_report_counts_per_kind_and_says_how_to_repeat_a_failure() -> None:
     result = report([trial("kill slot", "survived", 1.0), trial("kill slot", "wrong", 3.0)], 7)
     assert result["verdicts"] == {"survived": 1, "wrong": 1}
     assert result["kinds"]["kill slot"]["recovery_p50_s"] == 2.0
+    assert "| kill slot | 2 | 2 | 1 | 1 | 0 | 0 | 2.00 s | 2.98 s |" in markdown(result)
     (failure,) = result["failures"]
     assert failure["repeat"] == (
         'strandline chaos repeat --seed 11 --variant plain/changelog/parquet --kind "kill slot" '

@@ -17,7 +17,7 @@ from strandline_bench import plot
 from strandline_bench.chaos import soak, two_drivers
 from strandline_bench.chaos.machine import Journals, Machine, Trial
 from strandline_bench.chaos.plan import SINKS, STORIES, WEIGHTS, Variant, variants
-from strandline_bench.chaos.trial_report import failure, report, show, show_failure
+from strandline_bench.chaos.trial_report import failure, markdown, report, show, show_failure
 from strandline_bench.chaos.trials import run_trials
 from strandline_bench.cli import ProgressOnStderr
 from strandline_bench.fuzz.command import fuzz_command
@@ -156,11 +156,16 @@ def soak_command(
 def summary_command(
     records: Annotated[list[Path], typer.Argument(help="Files that --record wrote.")],
     seed: Annotated[int, typer.Option(help="Printed in the title.")] = 7,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table for the documentation.")] = False,
     as_json: Json = False,
 ) -> None:
     """One report of several runs."""
     lines = [line for file in records for line in file.read_bytes().splitlines()]
-    _print(report([msgspec.json.decode(line, type=Trial) for line in lines], seed), as_json)
+    result = report([msgspec.json.decode(line, type=Trial) for line in lines], seed)
+    if as_markdown:
+        typer.echo(markdown(result))
+    else:
+        _print(result, as_json)
 
 
 def _names(text: str, known: tuple[str, ...], option: str) -> list[str]:

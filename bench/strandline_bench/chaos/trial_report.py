@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -68,15 +68,29 @@ def _at(ordered: Sequence[float], quantile: float) -> float | None:
     return round(statistics.quantiles(ordered, n=100, method="inclusive")[round(quantile * 100) - 1], 3)
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """Print the figures of `report`."""
-    table = Table(title=f"{result['trials']} trials, seed {result['seed']}", title_justify="left")
-    for header in ("fault", "tried", "happened", "survived", "wrong", "died", "stuck", "recovery p50", "p99"):
-        table.add_column(header, justify="left" if header == "fault" else "right")
+HEADERS: Final = ("fault", "tried", "happened", "survived", "wrong", "died", "stuck", "recovery p50", "p99")
+
+
+def _rows(result: dict[str, Any]) -> Iterator[list[str]]:
     for kind, one in result["kinds"].items():
         times = ["–" if one[name] is None else f"{one[name]:.2f} s" for name in ("recovery_p50_s", "recovery_p99_s")]
         names = ("tried", "fired", "survived", "wrong", "died", "stuck")
-        table.add_row(kind, *(str(one[name]) for name in names), *times)
+        yield [kind, *(str(one[name]) for name in names), *times]
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table per kind of fault, as it stands in the documentation."""
+    lines = [HEADERS, ("---", *("--:" for _ in HEADERS[1:])), *_rows(result)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Print the figures of `report`."""
+    table = Table(title=f"{result['trials']} trials, seed {result['seed']}", title_justify="left")
+    for header in HEADERS:
+        table.add_column(header, justify="left" if header == "fault" else "right")
+    for cells in _rows(result):
+        table.add_row(*cells)
     console.print(table)
     seconds = result["seconds"]
     console.print(

@@ -22,6 +22,8 @@ from strandline.checkpoint.metadata import (
     CheckpointMetadata,
     FileHandle,
     SinkFile,
+    SourceLog,
+    SourceLogPiece,
     SourcePosition,
     StateFile,
     SubtaskState,
@@ -37,6 +39,7 @@ from strandline.checkpoint.restore import SinkRecovery, check_compatible, overla
 from strandline.operators.schema_evolution import state_changes
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.restore.position import seed
+from strandline.runtime.driver.restore.source_logs import with_logs
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.state.backends.base import SnapshotFile
 from strandline.storage.external import fetch_file
@@ -46,6 +49,16 @@ from strandline_bench.fuzz.mutation import mutated_bytes, mutated_tree
 
 JOB = "visits"
 GROUPS = 16
+
+
+LOG_LINES = b'\n{"path":"file:///data/in/part-000.json"}' * 33 + b"\n" * 20
+PIECE = zstd.compress(LOG_LINES[:1200])
+
+
+def _piece(path: str, stored: bytes) -> SourceLogPiece:
+    """A piece of a source's log: its first 1,200 bytes, stored as `stored`."""
+    identity = hashlib.sha256(bytes(8) + LOG_LINES[:1200]).hexdigest()
+    return SourceLogPiece(identity, 1200, FileHandle(path, len(stored), f"crc32:{zlib.crc32(stored):08x}"))
 
 
 def _metadata(kind: Any, prefix: str) -> CheckpointMetadata:
@@ -70,6 +83,8 @@ def _metadata(kind: Any, prefix: str) -> CheckpointMetadata:
                 "count", subtask, subtask * 8, subtask * 8 + 8, "rocksdb", True, (*files, inline, *segments), described
             )
         )
+    entries = (("7.compact", 1000), ("8", len(LOG_LINES) - 1000))
+    log = SourceLog(0, entries, (_piece(f"{prefix}piece-source", PIECE),), LOG_LINES[1200:])
     final = f"part-{JOB}-{7:020d}-{7:032x}.parquet"
     return CheckpointMetadata(
         job=JOB,
@@ -81,7 +96,9 @@ def _metadata(kind: Any, prefix: str) -> CheckpointMetadata:
         max_parallelism=GROUPS,
         operators=("count",),
         subtasks=tuple(states),
-        source=SourcePosition(8, {"offsets/8": OFFSETS, "commits/8": COMMIT, "sources/0/8": b'v1\n{"path":"x"}'}),
+        source=SourcePosition(
+            8, {"offsets/8": OFFSETS, "commits/8": COMMIT, "sources/1/8": b'v1\n{"path":"x"}'}, (log,)
+        ),
         sink_files=(SinkFile("/out", f"_strandline/{final}.staged", final, 10, 2048),),
         trigger_time=1_700_000_000.0,
         completed_time=1_700_000_001.0,
@@ -166,14 +183,18 @@ class Position(Metadata):
     name = "source position"
     weight = 4
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._storage = LocalStorage(str(folder / "store"))
+        self._storage.write(f"{JOB}/shared/piece-source", PIECE)
+
     def sealed_values(self, random: Random, data: bytes) -> bytes | None:
         metadata = self._metadatas()[0]
-        tree = mutated_tree(random, {"files": dict(metadata.source.files)})
-        files = tree.get("files") if isinstance(tree, dict) else None
-        if not isinstance(files, dict):
-            return None
+        tree = msgspec.msgpack.decode(self._body(metadata))
+        place = CheckpointMetadata.__struct_fields__.index("source")
+        tree[place] = mutated_tree(random, tree[place])
         try:
-            return seal_metadata(self._body(msgspec.structs.replace(metadata, source=SourcePosition(8, files))))
+            return seal_metadata(msgspec.msgpack.encode(tree))
         except (TypeError, ValueError, OverflowError, RecursionError):
             return None
 
@@ -181,13 +202,33 @@ class Position(Metadata):
         metadata = decode(data, "fuzz/_metadata", self._home())
         target = self.folder / "spark"
         try:
-            seed(metadata.source, target, ticks=True, places=(0,))
+            seed(with_logs(self._storage, metadata.source), target, ticks=True, places=(0,))
             clock = Clock(target, frozenset({"event"}), restored=True)
             clock.committed(8, [{"event": 1}])
             clock.event_timer_due()
             clock.of(8)
         finally:
             shutil.rmtree(target, ignore_errors=True)
+
+
+class SourceLogPieces(Format):
+    """A piece of the log of a file source, with its size and checksum in the metadata."""
+
+    name = "source log pieces"
+    weight = 1
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._storage = LocalStorage(str(folder / "store"))
+        self.samples = (PIECE, LOG_LINES[:1200])
+
+    def sealed(self, random: Random, data: bytes, others: tuple[bytes, ...]) -> bytes:
+        return zstd.compress(mutated_bytes(random, LOG_LINES[:1200], (LOG_LINES,)))
+
+    def read(self, data: bytes) -> None:
+        self._storage.write("piece", data)
+        log = SourceLog(0, (("8", 1200),), (_piece("piece", data),))
+        with_logs(self._storage, SourcePosition(8, {}, (log,)))
 
 
 class PackedFiles(Metadata):

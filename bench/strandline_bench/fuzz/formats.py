@@ -12,6 +12,7 @@ from strandline_bench.fuzz.checkpoint_formats import (
     Position,
     Savepoint,
     SnapshotNotes,
+    SourceLogPieces,
 )
 from strandline_bench.fuzz.format import Format
 from strandline_bench.fuzz.state_formats import FullSnapshots, FullSnapshotsIntoRocksDB, RocksDBFiles, Segments
@@ -21,6 +22,7 @@ FORMATS: tuple[type[Format], ...] = (
     Metadata,
     Savepoint,
     Position,
+    SourceLogPieces,
     PackedFiles,
     JobLogEntry,
     SnapshotNotes,

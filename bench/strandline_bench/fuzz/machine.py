@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from strandline.errors import StrandlineError
 from strandline_bench.fuzz.formats import NAMES, make_formats
 from strandline_bench.fuzz.worker import CURRENT, Counts, Finding, make_input
 
@@ -102,9 +103,11 @@ def _work(result: Result, seed: int, numbers: range, names: Sequence[str], tell:
         if code == 0:
             return numbers.stop
         number = watch.number()
+        last = (folder / "errors").read_text(errors="replace")[-2000:]
+        if not (folder / CURRENT).exists():
+            raise StrandlineError(f"the worker of the fuzz machine could not begin: {last}")
         name, mode, data = (folder / CURRENT).read_bytes().split(b"\n", 2)
         kind = "hang" if watch.hung else "crash"
-        last = (folder / "errors").read_text(errors="replace")[-2000:]
         result.add(Finding(number, name.decode(), mode.decode(), kind, f"exit code {code}\n{last}", data))
         return number + 1
 

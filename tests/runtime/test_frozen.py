@@ -78,6 +78,7 @@ def test_a_slot_that_freezes_while_it_starts_is_killed(driver: Driver) -> None:
     driver.start(driver.spec(0, 2))
 
 
+@pytest.mark.slow
 def test_a_slot_whose_interpreter_hangs_is_killed(driver: Driver) -> None:
     """Neither stopped nor at work: no thread of it can run Python."""
 
@@ -100,7 +101,7 @@ def test_a_slot_that_works_hard_is_not_taken_for_frozen(driver: Driver) -> None:
     assert driver.statuses().values[0].incarnation == 1
 
 
-@pytest.mark.parametrize("slots_too", [False, True], ids=["alone", "with its slots"])
+@pytest.mark.parametrize("slots_too", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_task_manager_that_is_frozen_is_replaced_and_its_slots_end(driver: Driver, slots_too: bool) -> None:
     driver.start_manager()
     slots = driver.start(driver.spec(0), driver.spec(1))

@@ -224,6 +224,8 @@ class Checkpoints:
                 for checkpoint_id in ready:
                     self._complete(checkpoint_id)
                     fence_checked = time.monotonic()
+                if self._cluster.suspects():
+                    self._interrupt_pending()
                 self._trigger_if_due()
                 if time.monotonic() - fence_checked > FENCE_CHECK_EVERY:
                     self._durable.check_not_fenced()
@@ -233,6 +235,16 @@ class Checkpoints:
         except Exception as error:
             log.exception("job %s: checkpointing failed", self._shape.job)
             self._give_up(StrandlineError(f"job {self._shape.job}: {type(error).__name__}: {error}"))
+
+    def _interrupt_pending(self) -> None:
+        """A slot or a task manager is lost: whoever waits for a checkpoint replaces it, and takes the checkpoint again.
+
+        While a batch runs, or the supervisor watches, they notice the loss, too. At the end of a run nobody else does.
+        """
+        with self._lock:
+            waits = any(not one.ready for one in self._coordinator.pending())
+        if waits:
+            self.slots_replaced()
 
     def _give_up(self, error: StrandlineError) -> None:
         """The checkpoint thread ends with `error`, and the generation with it.

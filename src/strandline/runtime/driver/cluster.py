@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import Counter, deque
@@ -328,8 +329,12 @@ class Cluster(CoordinatorCalls):
                 time.sleep(0.1)  # so that every executor gets a task: none may finish before the others begin
             return [ensure_task_manager(run, given_up)]
 
-        with self._interruptible():
-            found = set(context.parallelize(range(tasks), tasks).mapPartitions(ensure).collect())
+        try:
+            with self._interruptible():
+                found = set(context.parallelize(range(tasks), tasks).mapPartitions(ensure).collect())
+        except Exception as error:  # Spark raises many types
+            cause = _RAISED.search(str(error)) or re.match(".*", str(error))
+            raise SlotLostError(f"job {run.job}: no task manager could be started: {cause and cause[0]}") from error
         alive = sorted(found & set(self._managers))  # all have registered; some may have died since
         if not alive:
             raise SlotLostError(f"job {run.job}: the task managers {sorted(found)} were lost as soon as they had begun")
@@ -496,4 +501,6 @@ class Cluster(CoordinatorCalls):
             socket_folder(self._run_id).rmdir()
 
 
+_RAISED = re.compile(r"(?:strandline\.)?errors\.\w+: .*")
+"""An error of ours in the text of an error of Spark's."""
 _NOT_PLACED = Place("", NOWHERE)

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from strandline.checkpoint.pending import SubtaskAck
-from strandline.errors import StaleAttemptError, StrandlineError
+from strandline.errors import SlotLostError, StaleAttemptError, StrandlineError
 from strandline.runtime.liveness.processes import started_at
 from strandline.runtime.protocol.address import listen_on
 from strandline.runtime.protocol.calls import NOTHING, Nothing
@@ -70,6 +70,9 @@ from strandline.runtime.taskmanager.worker_watch import WorkerWatch
 from strandline.storage import open_storage
 
 log = logging.getLogger(__name__)
+
+REGISTER_PATIENCE = 3
+"""For how many times the heartbeat timeout a new task manager tries to reach its driver."""
 
 
 class TaskManager(TaskManagerCalls):
@@ -266,8 +269,15 @@ class TaskManager(TaskManagerCalls):
         self._dead_thread = self._dead_thread or Failure.of(error)
 
     def register(self) -> None:
-        """Tell the driver that this task manager is there."""
-        self._coordinator.register(self.registration)
+        """Tell the driver that this task manager is there. A driver that stands still gets some time to answer."""
+        deadline = time.monotonic() + REGISTER_PATIENCE * self.run.heartbeat_timeout
+        while True:
+            try:
+                return self._coordinator.register(self.registration)
+            except SlotLostError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
 
     def shutdown(self, request: Nothing) -> None:
         self._ended.set()

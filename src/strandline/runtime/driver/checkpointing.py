@@ -164,15 +164,20 @@ class Checkpoints:
         """Take a checkpoint of everything committed so far, and wait until it is complete.
 
         Returns None if nothing was ever committed. If a lost slot interrupts the checkpoint, it is taken again once
-        the slot is back; `heal` replaces the slot where nobody else does.
+        the slot is back; `heal` finds and replaces lost slots where nobody else does.
         """
-        return take_with_retries(lambda: self._request(self._waiters.request), heal)
+        return self._take(self._waiters.request, heal)
 
     def savepoint(
         self, make_target: Callable[[], SavepointTarget], heal: Callable[[], None] | None = None
     ) -> CheckpointStats | None:
         """Like `take`, but writes a savepoint. Checkpoints go on beside it."""
-        return take_with_retries(lambda: self._request(lambda: self._savepoints.request(make_target())), heal)
+        return self._take(lambda: self._savepoints.request(make_target()), heal)
+
+    def _take(
+        self, request: Callable[[], Future[CheckpointStats]], heal: Callable[[], None] | None
+    ) -> CheckpointStats | None:
+        return take_with_retries(lambda: self._request(request), heal, suspects=self._cluster.suspects)
 
     def _request(self, request: Callable[[], Future[CheckpointStats]]) -> Future[CheckpointStats] | None:
         with self._wake:

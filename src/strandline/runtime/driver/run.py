@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from strandline.checkpoint.stats import CheckpointHistory, CheckpointStats
 from strandline.config import Config
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +332,20 @@ class Run:
                     raise
                 log.info("job %s: waiting for the restart after: %s", self.name, error)
 
+    def _in_generation(self, act: Callable[[Generation], T]) -> T:
+        """The result of `act` with the running generation; if that generation ends, with the next one."""
+        while True:
+            generation = self._running()
+            try:
+                return act(generation)
+            except StrandlineError as error:
+                if self._generation is generation and generation.checkpoints.failure is None:
+                    raise
+                log.info("job %s: waiting for the restart after: %s", self.name, error)
+            with self._status_changed:
+                while self._generation is generation and not self.status.ended:
+                    self._status_changed.wait(0.2)
+
     def _running(self) -> Generation:
         """The running generation; waits while the run starts or restarts. Raises if the run has ended."""
         while True:
@@ -383,7 +399,7 @@ class Run:
 
     def trigger_checkpoint(self) -> CheckpointStats:
         """Take a checkpoint now, and return when it is complete."""
-        taken = self._running().checkpoints.take()
+        taken = self._in_generation(lambda generation: generation.checkpoints.take())
         if taken is None:
             raise CheckpointError(
                 f"job {self.name!r} has not processed anything yet, so there is nothing to checkpoint"
@@ -410,8 +426,7 @@ class Run:
 
     def savepoint(self, directory: str, format_: SavepointFormat) -> str:
         """Write a savepoint into a new folder in `directory`, and return the folder's path."""
-        generation = self._running()
-        return self._savepoint(generation, directory, format_, None)
+        return self._in_generation(lambda generation: self._savepoint(generation, directory, format_, None))
 
     def _savepoint(
         self, generation: Generation, directory: str, format_: SavepointFormat, heal: Callable[[], None] | None

@@ -417,3 +417,17 @@ def test_nothing_is_left_of_a_run_that_ended(place: Place) -> None:
     run.stop()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the end of all processes")
     wait_until(lambda: not list(local.glob("strandline-*/visits/*")), what="the end of local files")
+
+
+def test_a_wall_clock_that_is_set_back_stops_no_checkpoints(
+    place: Place, runs: list[sl.JobRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = place.sums(checkpoint_interval="200ms").start()
+    runs.append(run)
+    place.write([("ann", 1)])
+    run.process_all_available()
+    taken, right = len(run.checkpoints()), time.time
+    monkeypatch.setattr(time, "time", lambda: right() - 3600)
+    place.write([("ann", 2)])
+    wait_until(lambda: [one.status for one in run.checkpoints()][taken:] == ["completed"], what="a checkpoint")
+    assert place.rows() == [("ann", 1, 1), ("ann", 2, 3)]

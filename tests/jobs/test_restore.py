@@ -13,7 +13,13 @@ from pyspark.sql import DataFrame
 
 import strandline as sl
 from strandline.admin.garbage import delete_garbage, find_garbage
-from strandline.errors import CheckpointError, CheckpointNotFoundError, ConfigError, DamagedFileError
+from strandline.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    ConfigError,
+    DamagedFileError,
+    SinkFilesMissingError,
+)
 from strandline.storage.local import LocalStorage
 from tests.jobs.durable import chk, files_of, metadata
 from tests.jobs.place import Place, running_sums
@@ -214,3 +220,23 @@ def test_what_cannot_be_restored_is_refused_before_anything_is_touched(place: Pl
     job.start(restore=chk(place, 1)).cancel()
     with pytest.raises(CheckpointError, match=r"checkpoint 3 cannot be restored.*went back.*Can be restored: 1\."):
         job.start(restore=chk(place, 3))
+
+
+def test_rows_that_were_withdrawn_are_missed_before_anything_is_touched(place: Place, runs: list[sl.JobRun]) -> None:
+    """A job goes back to a savepoint, and then forward to a checkpoint after it, whose rows have been withdrawn."""
+    run = place.sums(**BY_HAND).start()
+    feed(place, run, ROWS[:1])
+    savepoint = run.savepoint(str(place.root / "savepoints"))
+    feed(place, run, ROWS[1:3])
+    newest = run.checkpoints()[-1].id
+    run.cancel()
+    place.sums(**BY_HAND).start(restore=savepoint).cancel()
+    assert place.rows() == running_sums(ROWS[:1])
+    before = {path: path.read_bytes() for path in place.root.rglob("*") if path.is_file() and "local" not in path.parts}
+    with pytest.raises(SinkFilesMissingError, match=f"checkpoint {newest} .*cannot be restored.*went back behind it"):
+        place.sums(**BY_HAND).start(restore=chk(place, newest))
+    assert {path: path.read_bytes() for path in before} == before
+    run = place.sums(**BY_HAND).start()
+    runs.append(run)
+    run.process_all_available()
+    assert place.rows() == running_sums(ROWS[:3])

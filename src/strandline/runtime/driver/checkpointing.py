@@ -15,7 +15,7 @@ from strandline.checkpoint.decisions import CompletionDecision, CompletionPlan, 
 from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SinkFile, all_files
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.checkpoint.stats import CheckpointStats
-from strandline.errors import CheckpointError, FencedError, SlotLostError, StrandlineError
+from strandline.errors import CheckpointError, FencedError, SlotLostError, StorageError, StrandlineError
 from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs, CommittedBatch, Inputs
 from strandline.runtime.driver.checkpoint_requests import (
     CheckpointFailedError,
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 FENCE_CHECK_EVERY = 5.0
 SLOTS_MISSING_PAUSE = 0.1
+CLOSE_PATIENCE = 30.0
+"""How many seconds the end of a generation waits for storage that does not answer."""
 RETRY_PAUSE = 0.2
 """How many seconds pass before a checkpoint that failed is taken again on request."""
 
@@ -80,6 +82,8 @@ class Checkpoints:
         self._last_completion: CheckpointCompleted | None = None
         """What the task managers were told of the last completed checkpoint."""
         self._closed = False
+        self._left_behind = False
+        """Whether the generation was closed while the thread waited for storage. Then it tells nobody anything."""
         self._thread = threading.Thread(target=self._loop, daemon=True, name="checkpoints")
 
     def start(self) -> None:
@@ -90,32 +94,38 @@ class Checkpoints:
     def close(self, patience: float | None = None) -> None:
         """Take no more checkpoints. A checkpoint that is being completed is finished first, the others are aborted.
 
-        If that takes longer than `patience` seconds, it goes on in the background, and nothing is deleted here: the
-        next takeover finishes the checkpoint if it exists, and cleans up.
+        If that takes longer than `patience` seconds, by default `CLOSE_PATIENCE`, the thread is left behind, and
+        nothing is deleted here: the next takeover finishes the checkpoint if it exists, or fences it.
         """
+        answers = self._end_thread(patience)
+        with self._wake:
+            ended = CheckpointError("the run ended")
+            decision = self._coordinator.fail_all("the run ended", time.monotonic())
+            self._abort(decision, ended)
+            for future in self._waiters.end(self._waiters.begun):
+                future.set_exception(ended)
+            self._refuse(ended)
+        self._cluster.listener = None
+        if answers:
+            self._durable.tidy_up(decision.delete)
+
+    def _end_thread(self, patience: float | None = None) -> bool:
+        """Have the checkpoint thread end; False if storage keeps it waiting."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()
         self._durable.hurry()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(patience)
-            if self._thread.is_alive():
-                log.warning("job %s: a checkpoint is being completed while the run ends", self._shape.job)
-                return
+            self._thread.join(CLOSE_PATIENCE if patience is None else patience)
         with self._wake:
-            decision = self._coordinator.fail_all("the run ended", time.monotonic())
-            self._abort(decision, CheckpointError("the run ended"))
-            self._refuse(CheckpointError("the run ended"))
-        self._cluster.listener = None
-        self._durable.tidy_up(decision.delete)
+            self._left_behind = self._thread.is_alive() and threading.current_thread() is not self._thread
+        if self._left_behind:
+            log.warning("job %s: storage does not answer, so a checkpoint is left unfinished", self._shape.job)
+        return not self._left_behind
 
     def delete_all(self) -> None:
         """Take no more checkpoints, and delete every checkpoint of the job."""
-        with self._lock:
-            self._closed = True
-            self._wake.notify_all()
-        self._durable.hurry()
-        self._thread.join()
+        self._end_thread()
         with self._lock:
             decision = self._coordinator.drop_all()
         self._durable.delete_all(decision.dropped, decision.delete)
@@ -233,7 +243,7 @@ class Checkpoints:
                     self._interrupt_pending()
                 self._trigger_if_due()
                 if time.monotonic() - fence_checked > FENCE_CHECK_EVERY:
-                    self._durable.check_not_fenced()
+                    self._check_fence()
                     fence_checked = time.monotonic()
         except StrandlineError as error:
             self._give_up(error)
@@ -250,6 +260,13 @@ class Checkpoints:
             waits = any(not one.ready for one in self._coordinator.pending())
         if waits:
             self.slots_replaced()
+
+    def _check_fence(self) -> None:
+        """Raise `FencedError` if another driver has taken the job over. If storage does not say, look again later."""
+        try:
+            self._durable.check_not_fenced()
+        except StorageError as error:
+            log.warning("job %s: cannot look whether another driver has taken over: %s", self._shape.job, error)
 
     def _give_up(self, error: StrandlineError) -> None:
         """The checkpoint thread ends with `error`, and the generation with it.
@@ -282,6 +299,8 @@ class Checkpoints:
 
     def _trigger_if_due(self) -> None:
         with self.commit_lock:
+            if self._closed:
+                return
             while self._savepoints:
                 self._trigger_savepoint()
             with self._lock:
@@ -358,7 +377,7 @@ class Checkpoints:
             return
         except StrandlineError as error:
             self._fail(checkpoint_id, str(error))
-            if self._last_completion is not None:
+            if self._last_completion is not None and not self._left_behind:
                 # A task manager that missed this message may have built the failed checkpoint on an older one.
                 self._cluster.checkpoint_completed(self._last_completion)
             return
@@ -374,6 +393,8 @@ class Checkpoints:
             self._coordinator.enter(plan.metadata.checkpoint_id)
         self._durable.win_log_entry(plan)
         self._durable.publish(plan.metadata.sink_files)
+        if self._left_behind:
+            return
         decision = self._confirm(plan.metadata)
         self._announce(plan)
         self._durable.tidy_up(decision.delete, decision.dropped)
@@ -429,7 +450,9 @@ class Checkpoints:
     def _announce(self, plan: CompletionPlan) -> None:
         """From now on slots are rebuilt from this checkpoint, and task managers build the next one on it."""
         metadata = plan.metadata
-        self._cluster.set_restore_point(metadata.checkpoint_id, metadata.batch_id, metadata.subtasks)
+        self._cluster.set_restore_point(
+            self._shape.generation, metadata.checkpoint_id, metadata.batch_id, metadata.subtasks
+        )
         replaced = _shared_handles(metadata) if plan.duplicates else {}
         self._last_completion = CheckpointCompleted(metadata.checkpoint_id, replaced)
         self._cluster.checkpoint_completed(self._last_completion)
@@ -439,7 +462,7 @@ class Checkpoints:
             if declined and any(one.id == checkpoint_id and one.ready for one in self._coordinator.pending()):
                 return  # every acknowledgement has arrived; the sender of one did not learn that, and declined
             decision = self._coordinator.fail(checkpoint_id, reason, time.monotonic(), counts=counts)
-            if not decision.failed:
+            if not decision.failed or self._left_behind:
                 return
             log.warning("job %s: %s", self._shape.job, decision.reason)
             error = CheckpointFailedError if counts else CheckpointInterruptedError

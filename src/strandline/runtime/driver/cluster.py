@@ -200,14 +200,18 @@ class Cluster(CoordinatorCalls):
                     self._managers.forget(identity)
             return rebuilt
 
-    def set_restore_point(self, checkpoint_id: int, batch: int, states: tuple[SubtaskState, ...]) -> None:
+    def set_restore_point(
+        self, generation: int, checkpoint_id: int, batch: int, states: tuple[SubtaskState, ...]
+    ) -> None:
         """A checkpoint of the job is complete: slots without local files start from it from now on.
 
         Waits while slots start: they may need the files of the checkpoint before, which are deleted after this call.
+        Does nothing if the checkpoint is of a generation that has ended.
         """
         with self._lock:
-            self._restore = RestorePoint(batch, states, checkpoint=checkpoint_id)
-            self._segments.truncate(batch)
+            if generation == self._generation():
+                self._restore = RestorePoint(batch, states, checkpoint=checkpoint_id)
+                self._segments.truncate(batch)
 
     def lost(self) -> list[int]:
         """Slots that do not run any more, found by asking every task manager."""

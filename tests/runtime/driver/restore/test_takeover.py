@@ -13,6 +13,7 @@ from strandline.checkpoint.decisions import CompletionPlan
 from strandline.checkpoint.metadata import SinkFile
 from strandline.errors import DirectoryNotOursError, FencedError, SinkFilesMissingError, StorageError
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
+from strandline.runtime.driver.restore.retries import Retries
 from strandline.runtime.driver.restore.takeover import Claim, Restore, Wanted, take_over
 from strandline.runtime.protocol.messages import StorageSettings
 from strandline.runtime.protocol.sink_names import new_final_name, staged_name
@@ -30,12 +31,15 @@ class Interrupted(LocalStorage):
         super().__init__(url)
         self.calls: list[str] = []
         self.at: dict[int, Callable[[], None]] = {}
+        self.away = False
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
         act = self.at.pop(len(self.calls), None)
         if act is not None:
             act()
+        if self.away:
+            raise StorageError("storage is away")
 
     def list(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
         self._call("list")
@@ -82,7 +86,8 @@ class Job:
             can_withdraw=True,
             restore=Restore(f"{self.storage.url}/{JOB}/{restore}") if restore is not None else None,
         )
-        return take_over(self.storage, self.settings, wanted, after, run=run, on_won=on_won)
+        retries = Retries(2, first_pause=0)
+        return take_over(self.storage, self.settings, wanted, after, run=run, on_won=on_won, retries=retries)
 
     def complete(self, claim: Claim, publish: bool = True) -> str:
         """Complete a checkpoint with one file of rows. Returns the name of the file."""
@@ -142,13 +147,14 @@ def test_a_restart_goes_on_with_a_takeover_of_its_own_that_storage_interrupted(j
     sink = Interrupted(job.sink.url)
 
     def fail() -> None:
-        raise StorageError("storage is away")
+        sink.away = True
 
     sink.at[call] = fail
     begun = [first.generation]
     try:
         job.start(sink, after=begun[-1], run="run", on_won=begun.append)
     except StorageError:
+        sink.away = False
         job.start(sink, after=begun[-1], run="run", on_won=begun.append)
     assert job.visible() == rows
     job.start(run="another")

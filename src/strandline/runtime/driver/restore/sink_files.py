@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,7 +23,9 @@ from strandline.errors import (
     MetadataError,
     NotFoundError,
     SinkFilesMissingError,
+    StorageError,
 )
+from strandline.runtime.driver.restore.retries import Retries
 from strandline.runtime.protocol.sink_names import FINAL_NAME, STAGING_FOLDER
 from strandline.storage import Storage
 
@@ -110,7 +111,9 @@ def _publish_one(storage: Storage, file: SinkFile) -> None:
             ) from None
 
 
-def check_sink(storage: Storage, sink: str, job: str, restored: CheckpointMetadata | None) -> int:
+def check_sink(
+    storage: Storage, sink: str, job: str, restored: CheckpointMetadata | None, retries: Retries | None = None
+) -> int:
     """Raise an error unless the job may write into the folder and can go on from `restored`. Changes nothing.
 
     `DirectoryNotOursError`: the folder belongs to another job, holds something else, or holds rows of this job although
@@ -138,20 +141,34 @@ def check_sink(storage: Storage, sink: str, job: str, restored: CheckpointMetada
         )
     if restored is not None:
         _check_withdrawn(storage, restored, found.withdrawn)
-        _check_rows(storage, sink, restored, plan)
+        _check_rows(storage, sink, restored, plan, retries or Retries(1))
     return max((file.generation for file in found.ours), default=0)
 
 
-def _check_rows(storage: Storage, sink: str, restored: CheckpointMetadata, plan: SinkRecovery) -> None:
-    """Raise `SinkFilesMissingError` unless every file that the checkpoint names is staged or published."""
+def _check_rows(
+    storage: Storage, sink: str, restored: CheckpointMetadata, plan: SinkRecovery, retries: Retries
+) -> None:
+    """Raise `SinkFilesMissingError` unless every file that the checkpoint names is staged or published.
+
+    A driver that still runs may have published a file while the folder was listed, and some stores show files late. So
+    a file that was not listed is looked for again.
+    """
     for file in plan.missing:
-        # A driver that still runs may have published the file while the folder was listed.
-        if file.sink == sink and not storage.exists(file.final) and not storage.exists(file.staged):
+        if file.sink == sink and not _appears(storage, file, retries):
             raise SinkFilesMissingError(
                 f"{_cannot_restore(restored)}: neither {file.final} nor the staged file {file.staged} is in "
                 f"{storage.url}, and it covers the {file.rows} rows of that file. Bring the file back, or restore "
                 "another checkpoint."
             )
+
+
+def _appears(storage: Storage, file: SinkFile, retries: Retries) -> bool:
+    for attempt in range(retries.tries):
+        if storage.exists(file.final) or storage.exists(file.staged):
+            return True
+        if attempt < retries.tries - 1:
+            retries.pause(attempt)
+    return False
 
 
 def _check_withdrawn(storage: Storage, restored: CheckpointMetadata, withdrawn: Iterable[tuple[int, int]]) -> None:
@@ -171,10 +188,15 @@ def _cannot_restore(restored: CheckpointMetadata) -> str:
 
 def claim_sink(storage: Storage, job: str) -> None:
     """Make the job the owner of the folder. Raises `DirectoryNotOursError` if another job was faster."""
-    if _owner(storage) is None:
-        with suppress(AlreadyExistsError):
-            storage.create(OWNER, msgspec.json.encode(_Owner(job)))
     owner = _owner(storage)
+    if owner is None:
+        try:
+            storage.create(OWNER, msgspec.json.encode(_Owner(job)))
+            return
+        except AlreadyExistsError as error:
+            owner = _owner(storage)
+            if owner is None:
+                raise StorageError(f"{storage.url}/{OWNER} exists, but cannot be read yet") from error
     if owner != job:
         raise _owned_by(storage, owner, job)
 

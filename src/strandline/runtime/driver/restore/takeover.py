@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -24,6 +25,7 @@ from strandline.errors import (
 from strandline.operators.base import Operator
 from strandline.operators.schema_evolution import check_states
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata, read_referenced
+from strandline.runtime.driver.restore.retries import Retries
 from strandline.runtime.driver.restore.savepoints import METADATA, open_savepoint
 from strandline.runtime.driver.restore.sink_files import check_names, check_sink, claim_sink, publish, recover_sink
 from strandline.runtime.protocol.messages import StorageSettings
@@ -121,6 +123,7 @@ def take_over(
     *,
     run: str | None = None,
     on_won: Callable[[int], None] = lambda _generation: None,
+    retries: Retries | None = None,
 ) -> Claim:
     """Begin a generation, and bring the sinks' folders to the state of the restored checkpoint.
 
@@ -130,15 +133,17 @@ def take_over(
     job, this raises before any driver is fenced.
     """
     paths = JobPaths(wanted.job)
-    store = JobLogStore(storage, paths, run=run)
+    store = JobLogStore(storage, paths, run=run, retries=retries)
     found = _win_takeover(_Candidates(storage, settings, paths, store, wanted), store, wanted, after)
     on_won(store.job_log.generation)
     claim = _claim(storage, settings, paths, store, wanted, found)
     if found is not None:
         _log_differences(wanted, found)
     for path, sink in wanted.sinks.items():
-        claim_sink(sink, wanted.job)
-        recover_sink(sink, path, wanted.job, _as_sinks_see(found, wanted.job), claim.generation, store.check_not_fenced)
+        store.retries.call(f"job {wanted.job}: claiming {sink.url}", partial(claim_sink, sink, wanted.job))
+        restored = _as_sinks_see(found, wanted.job)
+        recover = partial(recover_sink, sink, path, wanted.job, restored, claim.generation, store.check_not_fenced)
+        store.retries.call(f"job {wanted.job}: recovering {sink.url}", recover)
     _publish_for_former_sinks(wanted, found, settings)
     return claim
 
@@ -153,7 +158,7 @@ def _win_takeover(
         try:
             start, found = candidates.choose()
             seen = [
-                check_sink(sink, path, wanted.job, _as_sinks_see(found, wanted.job))
+                check_sink(sink, path, wanted.job, _as_sinks_see(found, wanted.job), store.retries)
                 for path, sink in wanted.sinks.items()
             ]
         except CheckpointError:

@@ -1,4 +1,4 @@
-"""Carries out what the checkpoint coordinator decides: barriers, completion, publication, deletion."""
+"""Triggers the checkpoints of a generation, takes acknowledgements, and completes or fails what was triggered."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from functools import partial
 
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
-from strandline.checkpoint.decisions import CompletionDecision, CompletionPlan, FailDecision
-from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SinkFile, all_files
+from strandline.checkpoint.decisions import FailDecision
+from strandline.checkpoint.metadata import SinkFile
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import CheckpointError, FencedError, SlotLostError, StorageError, StrandlineError
@@ -25,10 +25,10 @@ from strandline.runtime.driver.checkpoint_requests import (
     take_with_retries,
 )
 from strandline.runtime.driver.cluster import Cluster
+from strandline.runtime.driver.completion import Completion
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints, MetadataTakenError
 from strandline.runtime.driver.restore.savepoints import SavepointTarget
 from strandline.runtime.protocol.coordinator_calls import Acknowledgement, Decline
-from strandline.runtime.protocol.taskmanager_calls import CheckpointCompleted
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,6 @@ class Checkpoints:
         self._coordinator = coordinator
         self._cluster = cluster
         self._shape = shape
-        self._properties = properties
         self._inputs = inputs
         self._durable = durable
         self._timeout = timeout
@@ -79,11 +78,18 @@ class Checkpoints:
         self._savepoints = SavepointRequests()
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
-        self._last_completion: CheckpointCompleted | None = None
-        """What the task managers were told of the last completed checkpoint."""
+        self._completion = Completion(
+            shape,
+            properties,
+            coordinator,
+            cluster,
+            inputs,
+            durable,
+            self._waiters,
+            self._savepoints,
+            self._lock,
+        )
         self._closed = False
-        self._left_behind = False
-        """Whether the generation was closed while the thread waited for storage. Then it tells nobody anything."""
         self._thread = threading.Thread(target=self._loop, daemon=True, name="checkpoints")
 
     def start(self) -> None:
@@ -118,10 +124,11 @@ class Checkpoints:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_PATIENCE if patience is None else patience)
         with self._wake:
-            self._left_behind = self._thread.is_alive() and threading.current_thread() is not self._thread
-        if self._left_behind:
+            waits = self._thread.is_alive() and threading.current_thread() is not self._thread
+            self._completion.abandoned = waits
+        if waits:
             log.warning("job %s: storage does not answer, so a checkpoint is left unfinished", self._shape.job)
-        return not self._left_behind
+        return not waits
 
     def delete_all(self) -> None:
         """Take no more checkpoints, and delete every checkpoint of the job."""
@@ -355,21 +362,9 @@ class Checkpoints:
     # --- how a checkpoint ends -----------------------------------------------------------------------
 
     def _complete(self, checkpoint_id: int) -> None:
-        """Complete a checkpoint that every subtask has acknowledged.
-
-        The order makes every step repeatable after a crash: register the shared files, write `_metadata`, win the log
-        entry, publish the sink files, then delete what the checkpoint replaces. Until `_metadata` is written, an error
-        fails the checkpoint.
-        """
-        target = self._savepoints.target(checkpoint_id)
+        """Complete a checkpoint that every subtask has acknowledged. Until its metadata is written, it may fail."""
         try:
-            plan = self._plan_completion(checkpoint_id, whole=target is not None)
-            if plan is None:
-                return
-            if target is not None:
-                self._confirm_savepoint(checkpoint_id, target.complete(plan.metadata))
-                return
-            self._durable.write_metadata(plan.metadata)
+            plan = self._completion.write_metadata(checkpoint_id)
         except FencedError:
             raise
         except MetadataTakenError as error:
@@ -377,92 +372,17 @@ class Checkpoints:
             return
         except StrandlineError as error:
             self._fail(checkpoint_id, str(error))
-            if self._last_completion is not None and not self._left_behind:
-                # A task manager that missed this message may have built the failed checkpoint on an older one.
-                self._cluster.checkpoint_completed(self._last_completion)
+            self._completion.announce_again()
             return
-        self._finish(plan)
-
-    def _finish(self, plan: CompletionPlan) -> None:
-        """Enter a checkpoint into the job's log and carry out what follows from that.
-
-        From the first try to write the entry on, the checkpoint can only be finished: by this generation, or by the
-        takeover of the next one. So an error here ends the generation, and nobody is told that the checkpoint failed.
-        """
-        with self._lock:
-            self._coordinator.enter(plan.metadata.checkpoint_id)
-        self._durable.win_log_entry(plan)
-        self._durable.publish(plan.metadata.sink_files)
-        if self._left_behind:
-            return
-        decision = self._confirm(plan.metadata)
-        self._announce(plan)
-        self._durable.tidy_up(decision.delete, decision.dropped)
-
-    def _plan_completion(self, checkpoint_id: int, *, whole: bool) -> CompletionPlan | None:
-        """Register the files of a checkpoint and make its metadata; None if it was aborted since it became ready.
-
-        `whole` is set for a savepoint, which refers to no other file of the job.
-        """
-        inputs = self._inputs.of(checkpoint_id)
-        if inputs is None:
-            return None
-        # Both may wait, for Spark and for storage, so this thread holds no lock.
-        position, uploaded = self._inputs.store_logs(self._inputs.complete_position(inputs.position), whole=whole)
-        with self._lock:
-            if self._inputs.of(checkpoint_id) is not None:
-                return self._coordinator.prepare_completion(
-                    checkpoint_id,
-                    time.monotonic(),
-                    shape=self._shape,
-                    source=position,
-                    uploaded=uploaded,
-                    sink_files=inputs.sink_files,
-                    properties=self._properties,
-                )
-        self._durable.tidy_up(uploaded)
-        return None
-
-    def _confirm(self, metadata: CheckpointMetadata) -> CompletionDecision:
-        """The log entry is won and the rows are visible: tell the coordinator and everybody who waits."""
-        number = metadata.checkpoint_id
-        with self._lock:
-            decision = self._coordinator.confirm_completion(number, time.monotonic(), self._durable.location(number))
-            self._inputs.confirm(metadata)
-            for ended in (number, *decision.aborted):
-                self._inputs.end(ended)
-            # A caller who waits for an older checkpoint gets this one, which covers more.
-            futures = self._waiters.end((number, *decision.aborted))
-            stats = self._coordinator.history.get(number)
-        _resolve(futures, stats)
-        return decision
-
-    def _confirm_savepoint(self, checkpoint_id: int, path: str) -> None:
-        """A savepoint belongs to the user: it is neither entered into the job's log nor registered."""
-        with self._lock:
-            self._coordinator.confirm_completion(checkpoint_id, time.monotonic(), path)
-            self._inputs.end(checkpoint_id)
-            self._savepoints.end(checkpoint_id)
-            futures = self._waiters.end((checkpoint_id,))
-            stats = self._coordinator.history.get(checkpoint_id)
-        _resolve(futures, stats)
-
-    def _announce(self, plan: CompletionPlan) -> None:
-        """From now on slots are rebuilt from this checkpoint, and task managers build the next one on it."""
-        metadata = plan.metadata
-        self._cluster.set_restore_point(
-            self._shape.generation, metadata.checkpoint_id, metadata.batch_id, metadata.subtasks
-        )
-        replaced = _shared_handles(metadata) if plan.duplicates else {}
-        self._last_completion = CheckpointCompleted(metadata.checkpoint_id, replaced)
-        self._cluster.checkpoint_completed(self._last_completion)
+        if plan is not None:
+            self._completion.finish(plan)
 
     def _fail(self, checkpoint_id: int, reason: str, *, declined: bool = False, counts: bool = True) -> None:
         with self._wake:
             if declined and any(one.id == checkpoint_id and one.ready for one in self._coordinator.pending()):
                 return  # every acknowledgement has arrived; the sender of one did not learn that, and declined
             decision = self._coordinator.fail(checkpoint_id, reason, time.monotonic(), counts=counts)
-            if not decision.failed or self._left_behind:
+            if not decision.failed or self._completion.abandoned:
                 return
             log.warning("job %s: %s", self._shape.job, decision.reason)
             error = CheckpointFailedError if counts else CheckpointInterruptedError
@@ -485,16 +405,3 @@ class Checkpoints:
                 args=(checkpoint_id,),
                 daemon=True,
             ).start()
-
-
-def _resolve(futures: list[Future[CheckpointStats]], stats: CheckpointStats | None) -> None:
-    for future in futures:
-        assert stats is not None
-        future.set_result(stats)
-
-
-def _shared_handles(metadata: CheckpointMetadata) -> dict[str, FileHandle]:
-    """The durable copy of every shared file, by the file's identity."""
-    return {
-        file.identity: file.handle for _state, file in all_files(metadata) if file.shared and file.handle is not None
-    }

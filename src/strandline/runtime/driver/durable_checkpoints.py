@@ -58,11 +58,12 @@ class DurableCheckpoints:
         path, data = self._paths.metadata(metadata.checkpoint_id), encode(metadata)
 
         def attempt() -> None:
+            # Otherwise a driver that was taken over could put its file where the user has deleted a checkpoint.
+            self.check_not_fenced()
             try:
                 self._storage.create(path, data)
             except AlreadyExistsError:
                 if self._storage.read(path) != data:
-                    self.check_not_fenced()
                     raise MetadataTakenError(f"{self._storage.url}/{path} was written by another driver") from None
 
         self._retries.call(f"job {self._paths.job}: writing {path}", attempt)

@@ -241,6 +241,7 @@ def test_a_driver_that_was_taken_over_completes_nothing_and_learns_it(script: li
         {"retained": (1, 2**63)},
         {"dropped": (-1,)},
         {"generation": 2**64},
+        {"generation": 2**32},
         {"sequence": -1},
         {"time": 1e300},
     ],
@@ -266,3 +267,12 @@ def test_an_entry_nested_without_end_is_an_error_of_ours() -> None:
     for data in (b"[" * 100_000, b'{"crc32":"00000000","entry":' + b"[" * 100_000, b'{"crc32":"\xff"'):
         with pytest.raises(CheckpointError, match="damaged"):
             decode_entry(data, "here")
+
+
+def test_a_checkpoint_in_another_folder_is_never_the_jobs_own() -> None:
+    entry = JobLog().takeover_entry("me", 1.0, "n")
+    ref = CheckpointRef(1, "visits/chk-1/_metadata", 1, origin="s3://elsewhere")
+    with pytest.raises(CheckpointError, match="another folder"):
+        decode_entry(encode_entry(msgspec.structs.replace(entry, latest=ref)), "here")
+    other = msgspec.structs.replace(entry, latest=msgspec.structs.replace(ref, ours=False))
+    assert decode_entry(encode_entry(other), "here") == other

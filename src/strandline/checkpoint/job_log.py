@@ -10,11 +10,9 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from strandline.checkpoint.metadata import BatchId, CheckpointId, Generation, Natural, Seconds
 from strandline.errors import CheckpointError, FencedError
 
-Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-BatchId = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, lt=250_000_000_000)]
 MetadataPath = Annotated[
     str, msgspec.Meta(pattern=r"\A(?:(?:(?!\.)[A-Za-z0-9._-]{1,200}/)?chk-(?:0|[1-9][0-9]{0,17})/)?_metadata\Z")
 ]
@@ -24,7 +22,7 @@ MetadataPath = Annotated[
 class CheckpointRef(msgspec.Struct, frozen=True):
     """A completed checkpoint, and the path of its metadata."""
 
-    checkpoint_id: Natural
+    checkpoint_id: CheckpointId
     metadata_path: MetadataPath
     batch_id: BatchId
     origin: str | None = None
@@ -40,19 +38,19 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_fi
     """
 
     sequence: Natural
-    generation: Natural
+    generation: Generation
     owner: str
     time: Seconds
     nonce: str
-    last_checkpoint_id: Natural
+    last_checkpoint_id: CheckpointId
     """No later checkpoint gets an id up to this one: the highest id of a completed checkpoint, or of a folder that an
     earlier driver left behind. 0 if there is none."""
     latest: CheckpointRef | None
-    retained: tuple[Natural, ...]
+    retained: tuple[CheckpointId, ...]
     """The ids of all retained checkpoints, newest last."""
-    dropped: tuple[Natural, ...] = ()
+    dropped: tuple[CheckpointId, ...] = ()
     """Checkpoints that the last completion dropped. Some of their files may still exist."""
-    released: tuple[Natural, ...] = ()
+    released: tuple[CheckpointId, ...] = ()
     """Checkpoints in the job's folder that belong to the user, because they were restored with `no_claim`. Only the
     user deletes them."""
 
@@ -61,17 +59,17 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True, tag="completed", tag_
     """A checkpoint is complete. Its sink rows may be published, and the dropped checkpoints deleted."""
 
     sequence: Natural
-    generation: Natural
-    checkpoint_id: Natural
+    generation: Generation
+    checkpoint_id: CheckpointId
     metadata_path: MetadataPath
     batch_id: BatchId
     time: Seconds
     nonce: str
-    retained: tuple[Natural, ...]
+    retained: tuple[CheckpointId, ...]
     """The ids of all checkpoints that are retained from now on, newest last, including this one."""
-    dropped: tuple[Natural, ...]
+    dropped: tuple[CheckpointId, ...]
     """The ids that are not retained any more, oldest first."""
-    released: tuple[Natural, ...] = ()
+    released: tuple[CheckpointId, ...] = ()
     """As in `Takeover`."""
     owner: str = ""
     """Who began the generation. Empty in an entry that an older release wrote."""
@@ -104,9 +102,13 @@ def decode_entry(data: bytes, where: str) -> Entry:
         envelope = _envelopes.decode(data)
         if _checksum(bytes(envelope.entry)) != envelope.crc32:
             raise _damaged(where, "its checksum is wrong")
-        return _entries.decode(envelope.entry)
+        entry = _entries.decode(envelope.entry)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(where, str(error)) from error
+    latest = entry.latest if isinstance(entry, Takeover) else None
+    if latest is not None and latest.ours and latest.origin is not None:
+        raise _damaged(where, "it calls a checkpoint in another folder the job's own")
+    return entry
 
 
 class Verdict(enum.Enum):

@@ -25,6 +25,9 @@ Kind = Literal["checkpoint", "savepoint"]
 
 # Numbers of crafted metadata stay in ranges in which no later computation overflows. Decoding checks them.
 Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+CheckpointId = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
+Generation = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+"""The ids of its batches stay below 2**62: see `batch.first_batch`."""
 BatchId = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
 KeyGroup = Annotated[int, msgspec.Meta(ge=0, le=1 << 15)]
 Parallelism = Annotated[int, msgspec.Meta(ge=1, le=1 << 15)]
@@ -144,8 +147,8 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, array_like=True, kw_only=T
 
     format_version: int = FORMAT_VERSION
     job: str
-    checkpoint_id: Natural
-    generation: Natural
+    checkpoint_id: CheckpointId
+    generation: Generation
     batch_id: BatchId
     kind: Kind
     parallelism: Parallelism

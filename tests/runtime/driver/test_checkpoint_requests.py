@@ -51,21 +51,6 @@ def test_a_request_that_a_lost_slot_interrupts_is_made_again_after_healing() -> 
     assert pauses == [FIRST_RETRY_PAUSE, 2 * FIRST_RETRY_PAUSE]
 
 
-def test_whoever_can_replace_lost_slots_looks_for_them_while_a_checkpoint_waits_for_their_answer() -> None:
-    """For instance `stop`, after the supervisor has ended: no answer will ever come from a slot that is lost."""
-    waiting: Future[CheckpointStats] = Future()
-    requests = [waiting, answered(DONE)]
-    suspects = [False, True, False]
-
-    def heal() -> None:
-        if not waiting.done():
-            waiting.set_exception(CheckpointInterruptedError("a slot was lost"))
-
-    taken = take_with_retries(lambda: requests.pop(0), heal, lambda _seconds: None, lambda: suspects.pop(0))
-    assert taken is DONE
-    assert suspects == [False]
-
-
 def test_a_request_is_not_made_again_for_ever() -> None:
     pauses: list[float] = []
     requests = Requests(*[CheckpointInterruptedError("lost")] * TRIES, DONE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import CheckpointError, StrandlineError
@@ -12,8 +12,6 @@ from strandline.runtime.driver.restore.savepoints import SavepointTarget
 
 TRIES = 6
 FIRST_RETRY_PAUSE = 0.2
-LOOK_EVERY = 0.5
-"""How often whoever waits for a checkpoint and can replace lost slots looks for them."""
 
 
 class CheckpointInterruptedError(CheckpointError):
@@ -28,13 +26,11 @@ def take_with_retries(
     request: Callable[[], Future[CheckpointStats] | None],
     heal: Callable[[], None] | None,
     sleep: Callable[[float], None] = time.sleep,
-    suspects: Callable[[], bool] = lambda: False,
 ) -> CheckpointStats | None:
     """Make a request and wait for its checkpoint; request it again if a lost slot interrupts it.
 
-    `request` returns None if there is nothing to checkpoint. `heal` replaces lost slots, which aborts the checkpoint
-    that waits for them. It is called before the next try, and as soon as `suspects` says that a slot may be lost: there
-    may be nobody else who would notice. Without `heal` somebody else must replace lost slots.
+    `request` returns None if there is nothing to checkpoint. `heal` replaces lost slots before the next try; without it
+    somebody else must replace them.
 
     The caller must hold neither the lock of `Checkpoints` nor the commit lock, because the checkpoint thread needs both
     to complete the request.
@@ -44,10 +40,6 @@ def take_with_retries(
         if future is None:
             return None
         try:
-            if heal is not None:
-                while not wait([future], LOOK_EVERY).done:
-                    if suspects():
-                        heal()
             return future.result()
         except CheckpointInterruptedError:
             if attempt == TRIES - 1:

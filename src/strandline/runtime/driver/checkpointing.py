@@ -181,7 +181,7 @@ class Checkpoints:
         """Take a checkpoint of everything committed so far, and wait until it is complete.
 
         Returns None if nothing was ever committed. If a lost slot interrupts the checkpoint, it is taken again once
-        the slot is back; `heal` finds and replaces lost slots where nobody else does.
+        the slot is back; `heal` replaces lost slots where nobody else does.
         """
         return self._take(self._waiters.request, heal)
 
@@ -194,7 +194,7 @@ class Checkpoints:
     def _take(
         self, request: Callable[[], Future[CheckpointStats]], heal: Callable[[], None] | None
     ) -> CheckpointStats | None:
-        return take_with_retries(lambda: self._request(request), heal, suspects=self._cluster.suspects)
+        return take_with_retries(lambda: self._request(request), heal)
 
     def _request(self, request: Callable[[], Future[CheckpointStats]]) -> Future[CheckpointStats] | None:
         with self._wake:

@@ -748,3 +748,10 @@ def test_an_option_of_a_later_release_says_what_is_missing(name: str) -> None:
 def test_a_keyword_of_a_later_release_says_what_is_missing() -> None:
     with pytest.raises(UnknownOptionError, match=r"rest_port.*no REST server"):
         build(rest_port=8081)
+
+
+@pytest.mark.parametrize("number", ["1e999", "9" * 400 + ".5gb", "9" * 5000, "1e999s", float("inf")])
+@pytest.mark.parametrize("name", ["state_memory", "checkpoint_interval", "num_retained", "changelog_max_amplification"])
+def test_a_number_beyond_all_bounds_is_a_config_error(name: str, number: str | float) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Config.from_mapping({"checkpoint_dir": "/c", name: number})

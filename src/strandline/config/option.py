@@ -101,7 +101,7 @@ class Option(Generic[In, Out]):
         name = self.name if key is None or key == self.name else f"{key} (option {self.name})"
         try:
             return self.kind.parse(value if key is None or key == self.name else self.kind.from_flink(value))
-        except ValueError as e:
+        except (ValueError, OverflowError) as e:
             because = f" ({e})" if str(e) else ""
             raise ConfigError(
                 f"{name} = {self.shown(value)} is not valid{because}; allowed: {self.kind.allowed}"

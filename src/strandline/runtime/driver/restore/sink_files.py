@@ -206,7 +206,7 @@ def _owner(storage: Storage) -> str | None:
         return msgspec.json.decode(storage.read(OWNER), type=_Owner).job
     except NotFoundError:
         return None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DirectoryNotOursError(
             f"{storage.url}/{OWNER}, which names the job that owns the folder, is damaged: {error}. Delete that file "
             "if no other job writes into the folder."

@@ -33,7 +33,7 @@ from strandline_bench.chaos.plan import HEARTBEAT, STOPPED, Plan, Variant, draw,
 from strandline_bench.chaos.processes import MARK, end_all, marked
 from strandline_bench.chaos.worker import Outcome, Task
 
-PATIENCE: Final = 90.0
+PATIENCE: Final = 120.0
 """Seconds after which a trial counts as stuck."""
 JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 WORKER_TRIALS: Final = 150

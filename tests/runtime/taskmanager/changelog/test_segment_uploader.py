@@ -222,9 +222,10 @@ def test_whoever_asks_again_waits_for_the_tries_that_run(tmp_path: Path, storage
     upload = Upload(lambda: segments(tmp_path, b"one"), 3)
     for _ in range(5):
         uploader.settle([upload])
-    assert upload.tries == upload.running < 8  # further tries come more and more rarely
+    assert upload.tries == upload.running <= THREADS
     switch.unlink()
-    uploader.settle([upload])
+    while upload.handles is None:
+        uploader.settle([upload])
     (handle,) = uploader.result(upload)
     uploader._pool.shutdown()
     assert stored(storage) == [handle.path]

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import msgspec
@@ -38,7 +39,7 @@ from strandline.runtime.protocol.gate import connect_options
 from strandline.runtime.protocol.server import Server
 from strandline.runtime.protocol.slot_calls import SlotCalls, SlotClient
 from strandline.runtime.protocol.taskmanager_calls import TaskManagerCalls, TaskManagerClient
-from strandline.runtime.protocol.tickets import Tickets
+from strandline.runtime.protocol.tickets import KEPT, Tickets
 from tests.waiting import wait_until
 
 RUN, GENERATION = "the run", 3
@@ -538,6 +539,18 @@ def test_the_reply_to_a_long_call_is_forgotten_after_a_while(monkeypatch: pytest
         assert tickets.reply(f"call {number}", 5) == b"reply"
         now[0] += 150
     assert [f"call {number}" in tickets for number in range(3)] == [False, True, True]
+
+
+def test_replies_that_have_arrived_are_not_kept_for_long(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However patient the caller is: a task manager gives its slots hours for a reply."""
+    now = [0.0]
+    monkeypatch.setattr("strandline.runtime.protocol.tickets.time", SimpleNamespace(monotonic=lambda: now[0]))
+    client = CallsClient(process.server.address, SECRET, RUN, lambda: GENERATION, patience=LONG)
+    for _ in range(10):
+        client.doze(Pause(0, patience=LONG))
+        now[0] += KEPT / 2
+    assert len(process.server.tickets) <= 4
+    client.close()
 
 
 def test_a_deadline_is_not_a_reason_to_repeat(process: Process) -> None:

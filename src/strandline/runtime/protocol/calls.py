@@ -16,7 +16,9 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -55,6 +57,8 @@ PAUSE: Final = 0.05
 """Seconds between two tries."""
 AWAIT: Final = "await:"
 """The name of the message that asks for the reply to a ticket begins with this, and ends with the call's id."""
+_MOST_ARRIVED: Final = 1000
+"""How many tickets are named as arrived in one message. Other replies are kept for the caller's patience."""
 CONNECTION_HOOK: Final = "STRANDLINE_CONNECTION_HOOK"
 _KEEP_ALIVE: Final = [("grpc.keepalive_time_ms", 330_000), ("grpc.keepalive_timeout_ms", 20_000)]
 """A peer whose host vanished without closing the connection is noticed by these pings while a call waits.
@@ -80,6 +84,8 @@ class Envelope(msgspec.Struct, Generic[Request], frozen=True, array_like=True):
     """Names the call if it is a ticket."""
     patience: float = 0.0
     """For how many seconds the caller of a ticket may ask again."""
+    arrived: tuple[str, ...] = ()
+    """Names earlier tickets of this caller whose replies have arrived, so that the other process can forget them."""
 
 
 class Reply(msgspec.Struct, Generic[Response], frozen=True, array_like=True):
@@ -183,6 +189,8 @@ class Client:
         self._patience = patience
         self._abandoned = 0
         """How often calls were abandoned."""
+        self._arrived: deque[str] = deque(maxlen=_MOST_ARRIVED)
+        """The tickets whose replies have arrived. The next ticket tells the other process."""
         self._headers = [(SECRET_HEADER.encode(), secret.encode())]
         self._client = _connect(address, secret, tls)
 
@@ -205,8 +213,14 @@ class Client:
         return cast("Response", reply.response)
 
     def _envelope(self, request: Any, call_id: str) -> bytes:
+        if not call_id:
+            return msgspec.msgpack.encode(Envelope(self._run_id, self._generation(), request))
+        arrived = []
+        with suppress(IndexError):
+            while True:
+                arrived.append(self._arrived.popleft())
         return msgspec.msgpack.encode(
-            Envelope(self._run_id, self._generation(), request, call_id, self._patience if call_id else 0.0)
+            Envelope(self._run_id, self._generation(), request, call_id, self._patience, tuple(arrived))
         )
 
     def _await(self, method: Callable[..., Any], request: Any, deadline: float, begun: int) -> bytes:
@@ -219,6 +233,7 @@ class Client:
                 raise SlotLostError(f"{self._called(method)}: not done before the deadline of the call")
             result = self._ask(method, action, min(ANSWER, left), min(self._patience, left), begun)
             if not _PENDING.decode(result).pending:
+                self._arrived.append(call_id)
                 return result
             action = flight.Action(f"{AWAIT}{call_id}", b"")  # the request is known there
 

@@ -111,7 +111,7 @@ class Server:
         self._run_id = run_id
         self._generation = generation
         self._exchange = exchange
-        self._tickets = Tickets()
+        self.tickets = Tickets()
         self._calls = {name: (declared, getattr(process, name)) for name, declared in declared_calls(interface).items()}
         Path(unix_path).unlink(missing_ok=True)
         self._servers = [_FlightServer(f"grpc+unix://{unix_path}", self, secret)]
@@ -132,12 +132,13 @@ class Server:
                 return self._await(name.removeprefix(AWAIT))
             declared, method = self._declared(name)
             envelope = request_decoder(declared).decode(body)
-            if envelope.call_id not in self._tickets:
+            if envelope.call_id not in self.tickets:
                 self._check_sender(name, declared, envelope)
             work = partial(self._reply, name, method, envelope.request)
             if not envelope.call_id:
                 return work()
-            self._tickets.begin(envelope.call_id, name, work, envelope.patience)
+            self.tickets.arrived(envelope.arrived)
+            self.tickets.begin(envelope.call_id, name, work, envelope.patience)
             return self._await(envelope.call_id)
         except Exception as error:  # noqa: BLE001 - every error is a reply
             return self._failed(name, error)
@@ -157,7 +158,7 @@ class Server:
 
     def _await(self, call_id: str) -> bytes:
         try:
-            reply = self._tickets.reply(call_id, STILL_AT_IT)
+            reply = self.tickets.reply(call_id, STILL_AT_IT)
         except KeyError:
             raise SlotLostError("the reply to a call was asked for too late") from None
         return _STILL_AT_IT if reply is None else reply

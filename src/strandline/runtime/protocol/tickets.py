@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 KEPT: Final = 60.0
-"""How many seconds a reply is kept at least, for a caller whose connection broke."""
+"""How many seconds a call is known at least after its reply is there: one of its messages may still be on the way."""
+
+_LOOK_EVERY: Final = 1.0
+"""Seconds between two searches for replies that can be forgotten."""
 
 
 @dataclass(slots=True)
@@ -21,11 +24,15 @@ class _Ticket:
 
 
 class Tickets:
-    """Carries out each call once, whoever asks for it how often. Safe to use from several threads."""
+    """Carries out each call once, no matter how often it is requested. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[str, _Ticket] = {}
+        self._looked = 0.0
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def __contains__(self, call_id: str) -> bool:
         return call_id in self._known
@@ -33,7 +40,8 @@ class Tickets:
     def begin(self, call_id: str, name: str, work: Callable[[], bytes], patience: float) -> None:
         """Begin a call, unless it has begun. `work` returns its reply and raises nothing.
 
-        The reply is kept for as long as the caller, who waits `patience` seconds for an answer, may ask for it.
+        The reply is kept until the caller says that it has arrived, or for as long as the caller, who waits `patience`
+        seconds for an answer, may ask for it.
         """
         with self._lock:
             self._forget()
@@ -50,8 +58,19 @@ class Tickets:
         ticket = self._known[call_id]
         return ticket.reply if ticket.done.wait(seconds) else None
 
+    def arrived(self, call_ids: Iterable[str]) -> None:
+        """The replies of these calls have arrived: nobody asks for them again."""
+        soon = time.monotonic() + KEPT
+        with self._lock:
+            for call_id in call_ids:
+                if (ticket := self._known.get(call_id)) is not None:
+                    ticket.forgotten_at = min(ticket.forgotten_at, soon)
+
     def _forget(self) -> None:
         now = time.monotonic()
+        if now - self._looked < _LOOK_EVERY:
+            return
+        self._looked = now
         for call_id in [known for known, ticket in self._known.items() if ticket.forgotten_at < now]:
             del self._known[call_id]
 

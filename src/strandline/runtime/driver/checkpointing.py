@@ -28,6 +28,7 @@ from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.completion import Completion
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints, MetadataTakenError
 from strandline.runtime.driver.restore.savepoints import SavepointTarget
+from strandline.runtime.liveness.threads import ends_within
 from strandline.runtime.protocol.coordinator_calls import Acknowledgement, Decline
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Checkpoints:
         If that takes longer than `patience` seconds, by default `CLOSE_PATIENCE`, the thread is left behind, and
         nothing is deleted here: the next takeover finishes the checkpoint if it exists, or fences it.
         """
+        patience = CLOSE_PATIENCE if patience is None else patience
         answers = self._end_thread(patience)
         with self._wake:
             ended = CheckpointError("the run ended")
@@ -112,17 +114,17 @@ class Checkpoints:
                 future.set_exception(ended)
             self._refuse(ended)
         self._cluster.listener = None
-        if answers:
-            self._durable.tidy_up(decision.delete)
+        if answers and not ends_within(patience, "tidy-up", lambda: self._durable.tidy_up(decision.delete)):
+            log.warning("job %s: files of aborted checkpoints are deleted in the background", self._shape.job)
 
-    def _end_thread(self, patience: float | None = None) -> bool:
+    def _end_thread(self, patience: float) -> bool:
         """Have the checkpoint thread end; False if storage keeps it waiting."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()
         self._durable.hurry()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_PATIENCE if patience is None else patience)
+            self._thread.join(patience)
         with self._wake:
             waits = self._thread.is_alive() and threading.current_thread() is not self._thread
             self._completion.abandoned = waits
@@ -130,12 +132,21 @@ class Checkpoints:
             log.warning("job %s: storage does not answer, so a checkpoint is left unfinished", self._shape.job)
         return not waits
 
-    def delete_all(self) -> None:
-        """Take no more checkpoints, and delete every checkpoint of the job."""
-        self._end_thread()
+    def delete_all(self, patience: float = CLOSE_PATIENCE) -> None:
+        """Take no more checkpoints, and delete every checkpoint of the job.
+
+        If storage keeps the checkpoint thread waiting for `patience` seconds, nothing is deleted: that thread may still
+        write the job's log. A deletion that takes longer goes on in the background; the next start completes it.
+        """
+        if not self._end_thread(patience):
+            log.warning("job %s: its checkpoints are not deleted; start and cancel it once more", self._shape.job)
+            return
         with self._lock:
             decision = self._coordinator.drop_all()
-        self._durable.delete_all(decision.dropped, decision.delete)
+        if not ends_within(
+            patience, "delete-checkpoints", lambda: self._durable.delete_all(decision.dropped, decision.delete)
+        ):
+            log.warning("job %s: its checkpoints are deleted in the background", self._shape.job)
 
     # --- facts from outside --------------------------------------------------------------------------
 

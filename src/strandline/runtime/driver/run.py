@@ -459,7 +459,8 @@ class Run:
     def cancel(self, *, keep_checkpoints: bool = False) -> None:
         """End without a last checkpoint. With `on_cancel="delete"`, checkpoints are deleted unless they are kept.
 
-        Returns within ten seconds, and the time to delete checkpoints, even if some process of the run is frozen.
+        Returns within ten seconds even if some process of the run is frozen. Checkpoints get up to a minute more to be
+        deleted.
         """
         self._end_requested = True
         if self._cluster is not None and not self._done.is_set():

@@ -34,6 +34,27 @@ class BackgroundThread(threading.Thread):
             self._on_failure(thread_error(self.name, error))
 
 
+def ends_within(seconds: float, name: str, act: Callable[[], None]) -> bool:
+    """Run `act` in a thread of its own. Raises its error; False if it has not ended after `seconds`, and goes on."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            log.warning("%s: %s", name, error)
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        return False
+    for error in errors:
+        raise error
+    return True
+
+
 def thread_error(name: str, error: BaseException) -> StrandlineError:
     """The error that says that a thread has died, and where."""
     text = "".join(traceback.format_exception(error))

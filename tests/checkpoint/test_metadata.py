@@ -153,7 +153,7 @@ def metadatas(draw: st.DrawFn) -> CheckpointMetadata:
     return CheckpointMetadata(
         job=job,
         checkpoint_id=draw(numbers),
-        generation=draw(st.integers(0, 2**31)),
+        generation=draw(st.integers(0, 2**31 - 1)),
         batch_id=draw(st.integers(-1, 2**60)),
         kind=kind,
         parallelism=draw(st.integers(1, 2**15)),

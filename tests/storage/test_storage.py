@@ -152,6 +152,16 @@ def test_a_write_that_was_cut_off_is_never_listed(local: LocalStorage) -> None:
     assert files_on_disk(local) == ["dir", "dir/file"]
 
 
+def test_files_behind_a_link_are_not_listed(local: LocalStorage, tmp_path: Path) -> None:
+    """Whoever may make a link in a shared folder must not get files elsewhere deleted as orphans."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "thesis").write_bytes(b"1")
+    local.write("job/file", b"1")
+    (local.root / "job" / "link").symlink_to(elsewhere)
+    assert [file.path for file in local.list()] == ["job/file"]
+
+
 def test_files_of_several_storages_are_listed_and_deleted_together(local: LocalStorage, tmp_path: Path) -> None:
     other = LocalStorage(str(tmp_path / "other"))
     for storage in (local, other):

@@ -23,11 +23,16 @@ SEGMENT_SUFFIX = ".segment"
 
 Kind = Literal["checkpoint", "savepoint"]
 
+HIGHEST_KNOWN_GENERATION = (1 << 31) - 1
+"""A higher number in the metadata of a checkpoint, or in the name of a sink file, is not believed: a takeover must find
+a higher one that the job's log can hold, two thousand million times."""
+
 # Numbers of crafted metadata stay in ranges in which no later computation overflows. Decoding checks them.
 Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 CheckpointId = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
 Generation = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 """The ids of its batches stay below 2**62: see `batch.first_batch`."""
+KnownGeneration = Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_KNOWN_GENERATION)]
 BatchId = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
 KeyGroup = Annotated[int, msgspec.Meta(ge=0, le=1 << 15)]
 Parallelism = Annotated[int, msgspec.Meta(ge=1, le=1 << 15)]
@@ -148,7 +153,7 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, array_like=True, kw_only=T
     format_version: int = FORMAT_VERSION
     job: str
     checkpoint_id: CheckpointId
-    generation: Generation
+    generation: KnownGeneration
     batch_id: BatchId
     kind: Kind
     parallelism: Parallelism

@@ -225,13 +225,18 @@ def copy_out(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _collect(folder: Path, prefix: str, after: str | None) -> Iterator[StoredFile]:
-    """Every file below `folder`, unordered. Folders without paths greater than `after` are not read."""
+    """Every file below `folder`, unordered. Folders without paths greater than `after` are not read.
+
+    Links to folders are not followed: whoever may make a link there must not get files elsewhere listed and deleted.
+    """
     with _translated(folder), suppress(*_NO_FILE), os.scandir(folder) as entries:
         for entry in entries:
             path = f"{prefix}{entry.name}"
             if entry.name.startswith(TEMPORARY):
                 continue
             if entry.is_dir():
+                if entry.is_symlink():
+                    continue
                 # All paths below begin with `path/`. So all, or none, are greater than `after`, unless it lies below.
                 if after is None or f"{path}/" > after or after.startswith(f"{path}/"):
                     yield from _collect(folder / entry.name, f"{path}/", after)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,14 @@ def test_two_that_start_at_once_both_take_over_one_after_the_other(storage: Loca
     assert (one.job_log.generation, other.job_log.generation) == (1, 2)
     with pytest.raises(FencedError):
         complete(one)
+
+
+def test_an_entry_that_could_not_be_read_back_is_not_written(storage: LocalStorage) -> None:
+    store = driver(storage)
+    beyond = replace(store.job_log.resume(), generation_above=1 << 32)
+    with pytest.raises(CheckpointError, match="before it is written"):
+        store.try_take_over(beyond, None)
+    assert driver(storage).job_log.generation == 2
 
 
 def test_forgetting_everything_begins_a_generation_without_checkpoints(storage: LocalStorage) -> None:

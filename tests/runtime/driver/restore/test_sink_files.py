@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from strandline.checkpoint.batch import first_batch
-from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile
+from strandline.checkpoint.metadata import HIGHEST_KNOWN_GENERATION, CheckpointMetadata, SinkFile
 from strandline.errors import (
     DirectoryNotOursError,
     FencedError,
@@ -270,6 +270,15 @@ def test_a_driver_leaves_alone_what_later_generations_wrote(sink: LocalStorage) 
     publish(sink, [mine, newer])
     recover(sink, checkpoint(first_batch(1), []), generation=3)
     assert output(sink) == {newer.final, staged.staged}
+
+
+@pytest.mark.parametrize("batch", [first_batch(HIGHEST_KNOWN_GENERATION + 1), 10**20 - 1])
+def test_a_file_name_with_a_generation_that_no_job_reaches_is_not_believed(sink: LocalStorage, batch: int) -> None:
+    """Its generation would be that of the next takeover, which the job's log cannot hold."""
+    mine, crafted = sink_file(1), sink_file(batch)
+    stage(sink, mine, crafted)
+    publish(sink, [mine, crafted])
+    assert check_sink(sink, SINK, JOB, checkpoint(1, [])) == 0
 
 
 def test_a_driver_that_was_taken_over_deletes_nothing(sink: LocalStorage) -> None:

@@ -230,6 +230,7 @@ class JobLogStore:
         Any error leaves open whether the entry was written. The next try then finds it, and recognizes its nonce.
         """
         path, data = self._paths.log_entry(entry.sequence), encode_entry(entry)
+        decode_entry(data, f"{path}, before it is written")  # an entry that nobody can read would end the log for ever
 
         def attempt() -> Verdict:
             try:

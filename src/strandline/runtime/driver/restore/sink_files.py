@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from strandline.checkpoint.batch import generation_of
-from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile
+from strandline.checkpoint.metadata import HIGHEST_KNOWN_GENERATION, CheckpointMetadata, SinkFile
 from strandline.checkpoint.restore import ListedSinkFile, SinkRecovery
 from strandline.errors import (
     AlreadyExistsError,
@@ -62,7 +62,8 @@ class _Listing:
 
     def _add(self, path: str, sink: str, job: str) -> None:
         name = path.rsplit("/", 1)[-1]
-        if match := FINAL_NAME.fullmatch(name.removesuffix(".staged")):
+        match = FINAL_NAME.fullmatch(name.removesuffix(".staged"))
+        if match and generation_of(int(match["batch"])) <= HIGHEST_KNOWN_GENERATION:
             if match["job"] == job:
                 self.ours.append(ListedSinkFile(sink, path, int(match["batch"]), not name.endswith(".staged")))
             else:

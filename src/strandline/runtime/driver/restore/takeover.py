@@ -372,7 +372,8 @@ def _check_files(storage: Storage, metadata: CheckpointMetadata) -> None:
             "the state, use another job name or empty the job's folder."
         )
     for _key, handle in source_files(metadata.source):
-        if sizes.get(handle.path) != handle.stored_size:
+        found = sizes.get(handle.path)
+        if found != handle.stored_size and (found is not None or not _exists(storage, handle.path)):
             raise DamagedFileError(
                 f"job {metadata.job}: {storage.url}/{handle.path}, a part of the list of files that the source has "
                 f"read, is missing or has another size than checkpoint {metadata.checkpoint_id} says. Bring the file "

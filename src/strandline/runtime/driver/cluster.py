@@ -32,7 +32,7 @@ from strandline.runtime.protocol.coordinator_calls import (
     Registration,
 )
 from strandline.runtime.protocol.figures import ChangelogFigures
-from strandline.runtime.protocol.folders import socket_folder
+from strandline.runtime.protocol.folders import DRIVER_SOCKET, socket_folder
 from strandline.runtime.protocol.messages import (
     Rebuilt,
     RunInfo,
@@ -138,7 +138,7 @@ class Cluster(CoordinatorCalls):
             bind_host=bind_host,
             advertise_host=advertise_host,
             tls=tls,
-            unix_path=str(make_private(socket_folder(run_id)) / "c.sock"),
+            unix_path=str(make_private(socket_folder(run_id)) / DRIVER_SOCKET),
         )
         self.run = make_run(self._server.address)
         self._managers = TaskManagers(self.run.heartbeat_timeout)

@@ -26,7 +26,7 @@ from strandline.runtime.protocol.calls import NOTHING, Nothing
 from strandline.runtime.protocol.coordinator_calls import HEARTBEAT_EVERY, CoordinatorClient, Heartbeat, Registration
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.figures import ChangelogFigures
-from strandline.runtime.protocol.folders import run_folder, socket_folder
+from strandline.runtime.protocol.folders import clear_socket_folder, run_folder, socket_folder
 from strandline.runtime.protocol.messages import RunInfo, Sealed, SlotSpec
 from strandline.runtime.protocol.process_limits import set_up_process
 from strandline.runtime.protocol.server import Server
@@ -304,7 +304,7 @@ class TaskManager(TaskManagerCalls):
         self._durability.close()
         if self._folder_lock.release():
             shutil.rmtree(self._folder, ignore_errors=True)
-            shutil.rmtree(socket_folder(self.run.run_id), ignore_errors=True)
+            clear_socket_folder(self.run.run_id)
         os._exit(0)
 
 

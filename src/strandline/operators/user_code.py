@@ -10,8 +10,12 @@ from strandline.errors import JobDefinitionError, SchemaError, StrandlineError, 
 
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
+NOT_BY_USER_CODE: Final = (GeneratorExit, KeyboardInterrupt)
+"""What may come out of a call of user code and is no failure of it. All else is one, also `sys.exit()`, which would end
+the thread that called, and nobody would learn of it."""
 
-def explained(error: Exception, where: str, method: str) -> Exception:
+
+def explained(error: BaseException, where: str, method: str) -> Exception:
     """The error to raise for an error that came out of a call of user code.
 
     A wrong call of ours by user code becomes a `UserCodeError` with `where` in front: it would fail again for the same
@@ -53,7 +57,9 @@ def opened_copy(processor: Any, context: Any, uid: str, name: str, method: str =
 
     try:
         copy = cloudpickle.loads(cloudpickle.dumps(processor))  # type: ignore[no-untyped-call]  # PySpark's own
-    except Exception as error:  # pickling runs user code
+    except NOT_BY_USER_CODE:
+        raise
+    except BaseException as error:  # pickling runs user code
         raise JobDefinitionError(
             f"operator {uid!r}: {name} cannot be sent to the slots: {error}; "
             f"create what cannot be pickled (connections, locks, ...) in {method}()"
@@ -63,7 +69,9 @@ def opened_copy(processor: Any, context: Any, uid: str, name: str, method: str =
             copy.open(context)
     except StrandlineError as error:
         raise JobDefinitionError(f"operator {uid!r}: {method}(): {error}") from error
-    except Exception as error:  # noqa: BLE001  # user code may raise anything
+    except NOT_BY_USER_CODE:
+        raise
+    except BaseException as error:  # noqa: BLE001  # user code may raise anything
         raise UserCodeError(
             f"operator {uid!r}: {method}() failed in the driver, where a copy of the processor is "
             f"opened to check its states (context.subtask is -1 there)\n{user_traceback(error)}"

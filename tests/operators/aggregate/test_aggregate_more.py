@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
@@ -151,6 +152,7 @@ def broken(**methods: Any) -> ArrowAggregate:
     ("code", "error", "told"),
     [
         (broken(partial=lambda self, rows: 1 / 0), UserCodeError, r"'user:v' \(Broken\): <lambda>\(\) failed"),
+        (broken(partial=lambda self, rows: sys.exit(1)), UserCodeError, r"(?s)<lambda>\(\) failed.*SystemExit"),
         (broken(partial=lambda self, rows: rows), SchemaError, "columns group_id, amount, volume, not group_id, price"),
         (
             broken(merge=lambda self, rows: rows.slice(0, 1)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -169,6 +170,8 @@ class _Misuses(ArrowProcessor):
                 self.total.put_many(None, pa.table({"n": pa.array([None], pa.int64())}))
             case "column":
                 self.total.put_many(None, pa.table({"m": [1]}))
+            case "exit":
+                sys.exit("enough")
             case "clash":
                 self.total.get_many(present="n")
             case _:
@@ -189,6 +192,7 @@ class _Misuses(ArrowProcessor):
         ("null", SchemaError, "state 'total' of operator 'step': column 'n' has 1 nulls"),
         ("column", SchemaError, "unexpected column 'm'"),
         ("clash", SchemaError, "has a column 'n'"),
+        ("exit", UserCodeError, r"batch 0: process\(\) failed(.|\n)*SystemExit: enough"),
         ("raise", UserCodeError, r"batch 0: process\(\) failed(.|\n)*ZeroDivisionError"),
     ],
 )

@@ -316,6 +316,34 @@ def test_an_error_of_user_code_carries_its_place_and_only_its_own_traceback(slot
     assert "strandline/operators" not in told
 
 
+class Cancelled(BaseException):
+    """As asyncio, trio and extension modules in Rust raise it: no `Exception`."""
+
+
+@pytest.mark.parametrize("kind", [SystemExit, Cancelled])
+def test_user_code_that_wants_to_end_the_process_has_failed(slot: Make, kind: type[BaseException]) -> None:
+    def leave(*_: Any) -> None:
+        raise kind("enough")
+
+    with pytest.raises(UserCodeError, match=r"(?s)key \('a',\), batch 1: process\(\) failed.*enough"):
+        slot(operator_of(leave)).run([("a", 1)])
+    with pytest.raises(UserCodeError, match=r"(?s)open\(\) failed.*enough"):
+        slot(operator_of(lambda *_: None, opened=leave))
+    processor = Simple(lambda *_: None)
+    processor.close = leave  # type: ignore[method-assign]
+    mini = slot(ProcessOperator("visits", processor, ["k"], INPUT, INPUT))
+    with pytest.raises(UserCodeError, match=r"(?s)close\(\) failed.*enough"):
+        mini.operator.close()
+
+
+def test_an_interrupt_by_the_user_is_no_failure_of_user_code(slot: Make) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        slot(operator_of(interrupted)).run([("a", 1)])
+
+
 def test_errors_in_open_and_close_are_told(slot: Make) -> None:
     def fail(*_: Any) -> None:
         raise ValueError("no luck")

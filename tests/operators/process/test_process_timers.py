@@ -260,10 +260,11 @@ def test_event_timers_wait_for_the_first_watermark(service: str) -> None:
         assert [row.t for row in h.advance_watermark(-4)] == [-5]
 
 
-def test_an_error_in_on_timer_names_the_key_and_the_method() -> None:
+@pytest.mark.parametrize("kind", [KeyError, SystemExit])
+def test_an_error_in_on_timer_names_the_key_and_the_method(kind: type[BaseException]) -> None:
     class Broken(Alarms):
         def on_timer(self, key: Any, timestamp: int, context: Any) -> Any:
-            raise KeyError("no luck")
+            raise kind("no luck")
 
     with harness("heap", processor=Broken()) as h:
         h.process([("a", "set", 1)])

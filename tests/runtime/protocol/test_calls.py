@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -84,6 +85,10 @@ class Calls(ABC):
 
     @call(deadline=lambda request: request.patience)
     @abstractmethod
+    def leave(self, request: Pause) -> None: ...
+
+    @call(deadline=lambda request: request.patience)
+    @abstractmethod
     def sleep(self, request: Pause) -> None: ...
 
     @call(deadline=lambda request: request.patience)
@@ -114,6 +119,9 @@ class CallsClient(Client, Calls):
 
     def crash(self, request: Nothing) -> None:
         return self.carry_out(Calls.crash, request)
+
+    def leave(self, request: Pause) -> None:
+        return self.carry_out(Calls.leave, request)
 
     def sleep(self, request: Pause) -> None:
         return self.carry_out(Calls.sleep, request)
@@ -161,6 +169,9 @@ class Process(Calls):
     def crash(self, request: Nothing) -> None:
         raise KeyError("a bug")
 
+    def leave(self, request: Pause) -> None:
+        sys.exit("enough")
+
     def sleep(self, request: Pause) -> None:
         self.calls.append("sleep")
         time.sleep(request.seconds)
@@ -184,6 +195,8 @@ class Process(Calls):
 
     def exchange(self, _context: Any, command: bytes, reader: Any, writer: Any) -> None:
         self.calls.append("exchange")
+        if command == b"leave":
+            sys.exit("enough")
         if command == b"fail":
             raise errors.UserCodeError("the user's own fault")
         if command == b"fail at length":
@@ -337,6 +350,17 @@ def test_other_exceptions_arrive_as_ours_with_their_class_in_the_text(process: P
         client.crash(NOTHING)
     assert type(caught.value) is StrandlineError
     assert client.echo(ONE) == ONE
+    client.close()
+
+
+@pytest.mark.parametrize("patience", [4.0, 10.0], ids=["quick", "ticket"])
+def test_a_call_that_wants_to_end_the_process_is_a_failed_call(process: Process, patience: float) -> None:
+    client = client_of(process.server.address)
+    with pytest.raises(StrandlineError, match=r"^SystemExit: enough$") as caught:
+        client.leave(Pause(0, patience=patience))
+    assert type(caught.value) is StrandlineError
+    with pytest.raises(StrandlineError, match=r"^SystemExit: enough$"):
+        give_and_take(client, b"leave")
     client.close()
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from strandline.errors import SchemaError, StrandlineError, UserCodeError
 from strandline.operators.aggregate.accumulators import GroupAccumulator, Groups
-from strandline.operators.user_code import user_traceback
+from strandline.operators.user_code import NOT_BY_USER_CODE, user_traceback
 
 
 class ArrowAggregate(ABC):
@@ -121,9 +121,9 @@ class UserAccumulator(GroupAccumulator):
     def _guarded(self, call: Callable[[Any], Any], table: pa.Table) -> Any:
         try:
             return call(table)
-        except StrandlineError:
+        except (StrandlineError, *NOT_BY_USER_CODE):
             raise
-        except Exception as error:  # noqa: BLE001  # user code may raise anything
+        except BaseException as error:  # noqa: BLE001  # user code may raise anything
             raise UserCodeError(f"{self._where}: {call.__name__}() failed\n{user_traceback(error)}") from None
 
     def _cast(self, column: Any, kind: pa.DataType, what: str) -> Any:

@@ -17,7 +17,7 @@ from strandline.operators.columns.declared import column_type
 from strandline.operators.columns.schemas import arrow_schema, conform, fitted
 from strandline.operators.process.arrow_context import ArrowChunk, ArrowContext, Rows
 from strandline.operators.process.arrow_processor import ArrowFunction, ArrowProcessor
-from strandline.operators.user_code import explained, opened_copy
+from strandline.operators.user_code import NOT_BY_USER_CODE, explained, opened_copy
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import EncodedKeys, KeyEncoder
 from strandline.state.descriptors import StateDescriptor
@@ -156,7 +156,9 @@ class ArrowProcessOperator(Operator):
             if made is None:
                 return
             yield from made if isinstance(made, Iterable) and not isinstance(made, Rows) else [made]
-        except Exception as error:  # noqa: BLE001  # user code may raise anything
+        except NOT_BY_USER_CODE:
+            raise
+        except BaseException as error:  # noqa: BLE001  # user code may raise anything
             raise explained(error, f"{self._where}, batch {batch.batch_id}", "process") from None
 
     def _checked(self, made: Any, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
@@ -171,5 +173,7 @@ class ArrowProcessOperator(Operator):
         if method is not None:
             try:
                 method(*arguments)
-            except Exception as error:  # noqa: BLE001  # user code may raise anything
+            except NOT_BY_USER_CODE:
+                raise
+            except BaseException as error:  # noqa: BLE001  # user code may raise anything
                 raise explained(error, self._where, name) from None

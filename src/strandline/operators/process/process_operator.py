@@ -19,7 +19,7 @@ from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
 from strandline.operators.process.output_rows import SideOutputs
 from strandline.operators.process.process_context import ProcessContext
 from strandline.operators.process.process_subtask import ProcessSubtask
-from strandline.operators.user_code import opened_copy, user_traceback
+from strandline.operators.user_code import NOT_BY_USER_CODE, opened_copy, user_traceback
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
 from strandline.state.coding.keys import KeyEncoder
@@ -106,9 +106,9 @@ class ProcessOperator(Operator):
         subtask = self._make_subtask(info)
         try:
             self.processor.open(subtask.context)
-        except StrandlineError:
+        except (StrandlineError, *NOT_BY_USER_CODE):
             raise
-        except Exception as error:  # noqa: BLE001  # user code may raise anything
+        except BaseException as error:  # noqa: BLE001  # user code may raise anything
             raise UserCodeError(f"{info.where}: {self.methods.open}() failed\n{user_traceback(error)}") from None
         subtask.opened()
         self._subtask = subtask
@@ -132,9 +132,9 @@ class ProcessOperator(Operator):
         if subtask is not None:
             try:
                 self.processor.close()
-            except StrandlineError:
+            except (StrandlineError, *NOT_BY_USER_CODE):
                 raise
-            except Exception as error:  # noqa: BLE001  # user code may raise anything
+            except BaseException as error:  # noqa: BLE001  # user code may raise anything
                 raise UserCodeError(f"{subtask.info.where}: close() failed\n{user_traceback(error)}") from None
 
     def _make_subtask(self, info: SubtaskInfo) -> ProcessSubtask:

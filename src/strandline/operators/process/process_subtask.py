@@ -17,7 +17,7 @@ from strandline.operators.process.key_codec import KeyCodec
 from strandline.operators.process.output_rows import OutputRows, SideOutputs, Writer
 from strandline.operators.process.process_context import ProcessContext
 from strandline.operators.timed.late_rows import without_late
-from strandline.operators.user_code import explained
+from strandline.operators.user_code import NOT_BY_USER_CODE, explained
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import key_group_range
 from strandline.state.handles.states import KeyScope
@@ -90,7 +90,9 @@ class ProcessSubtask:
                                 pending.append(row)
                                 if len(pending) >= limit:
                                     yield output.flush()
-                    except Exception as error:  # noqa: BLE001  # user code may raise anything
+                    except NOT_BY_USER_CODE:
+                        raise
+                    except BaseException as error:  # noqa: BLE001  # user code may raise anything
                         raise self._explained(error, chunks.error or output.error, key, batch, methods.rows) from None
                     for _ in own:
                         pass  # rows that user code did not read must not become rows of the next key
@@ -165,11 +167,13 @@ class ProcessSubtask:
                 output.rows.append(row)
                 if len(output.rows) >= operator.limits.output_rows:
                     yield output.flush()
-        except Exception as error:  # noqa: BLE001  # user code may raise anything
+        except NOT_BY_USER_CODE:
+            raise
+        except BaseException as error:  # noqa: BLE001  # user code may raise anything
             raise self._explained(error, output.error, key, batch, operator.methods.timer) from None
 
     def _explained(
-        self, error: Exception, other: Exception | None, key: Key, batch: BatchInfo, method: str
+        self, error: BaseException, other: Exception | None, key: Key, batch: BatchInfo, method: str
     ) -> Exception:
         """The error to raise when user code raised `error`; `other` is an error that only passed through user code."""
         other = other or (self._sides.error if self._sides is not None else None)

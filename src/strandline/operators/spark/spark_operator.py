@@ -26,7 +26,7 @@ from strandline.operators.spark.frames import FrameReader, FrameWriter, pandas_k
 from strandline.operators.spark.handle import SparkHandle
 from strandline.operators.spark.rows import SparkRowReader, SparkRowWriter
 from strandline.operators.spark.values import giver
-from strandline.operators.user_code import user_traceback
+from strandline.operators.user_code import NOT_BY_USER_CODE, user_traceback
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import state_prefix
 from strandline.state.handles.timers import Timers, TimerService
@@ -228,7 +228,9 @@ class _SparkSubtask(ProcessSubtask):
                     try:
                         for item in islice(chunk.rows, count):
                             adapter.on_initial(key, item)
-                    except Exception as error:  # noqa: BLE001  # user code may raise anything
+                    except NOT_BY_USER_CODE:
+                        raise
+                    except BaseException as error:  # noqa: BLE001  # user code may raise anything
                         raise self._explained(error, chunks.error, key, batch, "handleInitialState") from None
                     scope.flush()
             if self._timers is not None:
@@ -259,9 +261,9 @@ class _SparkSubtask(ProcessSubtask):
                 adapter.begin(batch)
             else:
                 adapter.current.close()
-        except StrandlineError:
+        except (StrandlineError, *NOT_BY_USER_CODE):
             raise
-        except Exception as error:  # noqa: BLE001  # user code may raise anything
+        except BaseException as error:  # noqa: BLE001  # user code may raise anything
             where = f"{self.info.where}, batch {batch.batch_id}"
             raise UserCodeError(f"{where}: {method}() failed\n{user_traceback(error)}") from None
 

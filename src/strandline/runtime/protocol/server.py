@@ -70,7 +70,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
             self._server.exchange(context, descriptor.command, reader, writer)
         except flight.FlightError:
             raise
-        except Exception as error:
+        except BaseException as error:  # else the caller would take this process for lost
             if not isinstance(error, StrandlineError):
                 log.exception("exchange failed")
             raise flight_error(error) from error
@@ -161,15 +161,17 @@ class Server:
             reply = self.tickets.reply(call_id, STILL_AT_IT)
         except KeyError:
             raise SlotLostError("the reply to a call was asked for too late") from None
+        if reply == b"":
+            raise SlotLostError("the thread of the call has died")
         return _STILL_AT_IT if reply is None else reply
 
     def _reply(self, name: str, method: Callable[..., Any], request: Any) -> bytes:
         try:
             return msgspec.msgpack.encode(Reply(method(request)))
-        except Exception as error:  # noqa: BLE001 - every error is a reply
+        except BaseException as error:  # noqa: BLE001 - every error is a reply, also one that would end this thread
             return self._failed(name, error)
 
-    def _failed(self, name: str, error: Exception) -> bytes:
+    def _failed(self, name: str, error: BaseException) -> bytes:
         if not isinstance(error, StrandlineError):
             log.error("call %s failed", name, exc_info=error)
         return msgspec.msgpack.encode(Reply(failure=Failure.of(error)))

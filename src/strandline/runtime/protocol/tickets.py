@@ -51,7 +51,7 @@ class Tickets:
         threading.Thread(target=_carry_out, args=(ticket, work), daemon=True, name=f"call-{name}").start()
 
     def reply(self, call_id: str, seconds: float) -> bytes | None:
-        """The reply, if it is there within `seconds`; None if the call is still being carried out.
+        """The reply, if it is there within `seconds`; None if the call is still being carried out; empty if it died.
 
         Raises `KeyError` if the call is not known.
         """
@@ -76,6 +76,8 @@ class Tickets:
 
 
 def _carry_out(ticket: _Ticket, work: Callable[[], bytes]) -> None:
-    ticket.reply = work()
-    ticket.forgotten_at = time.monotonic() + ticket.keep
-    ticket.done.set()
+    try:
+        ticket.reply = work()
+    finally:
+        ticket.forgotten_at = time.monotonic() + ticket.keep
+        ticket.done.set()

@@ -145,7 +145,7 @@ class Slot(SlotCalls):
             output = operator.work(header, rows, context.is_cancelled, partial(self._check_fresh, header, operator))
         except (StaleAttemptError, flight.FlightError):
             raise  # the attempt is over or its relay is gone: the batch has not failed
-        except Exception as error:
+        except BaseException as error:  # also what user code raises to end the process
             self._failure = BatchFailure(header.batch, header.round, Failure.of(error))
             raise
         if not begun:
@@ -348,7 +348,7 @@ def main() -> None:
             sys.path.append(entry)
     try:
         slot = Slot(spec)
-    except Exception as error:
+    except BaseException as error:  # user code is imported, and may call `sys.exit`
         log.exception("slot %d could not start", spec.index)
         ready.tell(SlotFailed(Failure.of(error)))
         return

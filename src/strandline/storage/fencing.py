@@ -41,7 +41,7 @@ def probe_create(storage: Storage, new_path: Callable[[], str]) -> None:
                 raise
             log.warning("the probe of %s has an unknown outcome, and is repeated: %s", storage.url, error)
         finally:
-            # A file that stays is an orphan like any other.
+            # A file that stays is an orphan. It does not hinder a start, because its name says that it is a probe.
             with suppress(StorageError):
                 storage.delete([path])
 

@@ -74,6 +74,14 @@ class JobPaths:
         """The path of a file that several checkpoints may refer to."""
         return f"{self.shared_dir}/{unique}"
 
+    def probe(self, unique: str) -> str:
+        """The path of a file that a driver creates and deletes, to learn whether the storage can fence drivers."""
+        return self.shared(f"{unique}-probe")
+
+    def is_probe(self, path: str) -> bool:
+        """Whether `path` is that of a probe."""
+        return re.fullmatch(r"[0-9a-f]+-probe", self._below(self.shared_dir, path), re.ASCII) is not None
+
     @classmethod
     def split_checkpoint(cls, location: str) -> tuple[str, JobPaths, int] | None:
         """Split the path of a checkpoint's folder, or of its `_metadata`, into root, job and checkpoint id.

@@ -177,7 +177,7 @@ class _Opening:
         if self._after is not None or self._config.allow_unfenced_storage or not self._storage.must_be_probed:
             return
         paths = JobPaths(self._run.job)
-        probe_create(self._storage, lambda: paths.shared(f"{uuid.uuid4().hex}-probe"))
+        probe_create(self._storage, lambda: paths.probe(uuid.uuid4().hex))
 
     def exclude_damaged(self, claim: Claim, error: DamagedFileError) -> None:
         """Do not restore this checkpoint again. Raises `error` if the job may not go back to an older one."""

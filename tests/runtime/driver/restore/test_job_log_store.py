@@ -270,6 +270,15 @@ def test_a_folder_that_is_not_ours_is_refused(storage: LocalStorage) -> None:
         JobLogStore(storage, PATHS).load()
 
 
+def test_a_probe_that_a_first_start_left_does_not_hinder_the_next_one(storage: LocalStorage) -> None:
+    """The driver was killed between the probe and its deletion, or the storage lists a deleted file for a while."""
+    storage.create(PATHS.probe("0123456789abcdef"), b"probe")
+    assert log_store(storage).load() == JobLog()
+    storage.write(PATHS.shared("thesis-probe.txt"), b"mine")
+    with pytest.raises(DirectoryNotOursError, match="thesis-probe"):
+        log_store(storage).load()
+
+
 def test_strangers_beside_a_log_do_not_matter(storage: LocalStorage) -> None:
     store = driver(storage)
     storage.write("visits/log/readme.txt", b"")

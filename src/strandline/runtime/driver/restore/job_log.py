@@ -88,7 +88,9 @@ class JobLogStore:
         newest = max(entries, default=None)
         self._oldest = min(entries, default=0)
         if newest is None:
-            stranger = next(iter(self._storage.list(self._paths.root)), None)
+            # The probe comes before the first entry. A driver that was killed in between has left it.
+            found = (file for file in self._storage.list(self._paths.root) if not self._paths.is_probe(file.path))
+            stranger = next(found, None)
             if stranger is not None:
                 raise DirectoryNotOursError(
                     f"{self._storage.url}/{self._paths.root} is not empty, but not a job's checkpoint folder: it holds "

@@ -162,6 +162,17 @@ def test_files_behind_a_link_are_not_listed(local: LocalStorage, tmp_path: Path)
     assert [file.path for file in local.list()] == ["job/file"]
 
 
+def test_what_is_no_plain_file_keeps_no_reader_waiting(local: LocalStorage) -> None:
+    local.root.mkdir()
+    os.mkfifo(local.root / "pipe")
+    (local.root / "device").symlink_to("/dev/zero")
+    for path in ("pipe", "device"):
+        with pytest.raises(NotFoundError):
+            local.read(path)
+        with pytest.raises(NotFoundError):
+            local.read_range(path, 0, 1)
+
+
 def test_files_of_several_storages_are_listed_and_deleted_together(local: LocalStorage, tmp_path: Path) -> None:
     other = LocalStorage(str(tmp_path / "other"))
     for storage in (local, other):

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from strandline.errors import (
@@ -48,11 +48,11 @@ class LocalStorage(Storage):
         self.url = str(self.root)
 
     def read(self, path: str) -> bytes:
-        with _reading(self._at(path)):
-            return self._at(path).read_bytes()
+        with _reading(self._at(path)), _opened(self._at(path)) as file:
+            return file.read()
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        with _reading(self._at(path)), self._at(path).open("rb") as file:
+        with _reading(self._at(path)), _opened(self._at(path)) as file:
             file.seek(offset)
             return file.read(length)
 
@@ -291,6 +291,15 @@ def _sync_folder(folder: Path) -> None:
 
 def _missing(file: Path) -> NotFoundError:
     return NotFoundError(f"there is no file {file}; check the path, and that every host sees the same file system")
+
+
+def _opened(file: Path) -> IO[bytes]:
+    """The file, open to read. A pipe or a device in its place would keep a reader waiting, or never end."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _missing(file)
+    return os.fdopen(descriptor, "rb")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,3 +65,17 @@ def test_a_folder_without_a_lock_is_left_alone(tmp_path: Path) -> None:
     strange.mkdir()
     ScratchFolder(str(tmp_path), "visits", 1).remove()
     assert strange.is_dir()
+
+
+def test_a_pipe_with_the_name_of_a_lock_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "strandline-spark-x.lock")
+    ScratchFolder(str(tmp_path), "visits", 1).remove()
+
+
+def test_where_users_share_a_place_the_folder_is_in_one_of_this_users_own() -> None:
+    folder = ScratchFolder(None, "visits", 1)
+    try:
+        assert folder.path.parent.name == f"strandline-{os.geteuid()}"
+        assert folder.path.parent.stat().st_mode & 0o777 == 0o700
+    finally:
+        folder.remove()

@@ -10,6 +10,8 @@ import uuid
 from pathlib import Path
 from typing import IO
 
+from strandline.runtime.protocol.user_folder import make_private, user_folder
+
 _MEMORY = Path("/dev/shm")
 _PREFIX = "strandline-spark-"
 _LOCK = ".lock"
@@ -41,9 +43,10 @@ class ScratchFolder:
 
 
 def _parent(directory: str | None) -> Path:
+    """All users share the default places, so the folder of this user is used there."""
     if directory is not None:
         return Path(directory)
-    return _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    return make_private(user_folder(_MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir()))
 
 
 def _lock_of(folder: Path) -> Path:
@@ -64,7 +67,7 @@ def _remove_abandoned(parent: Path) -> None:
     """Delete the folders whose drivers hold no lock any more. A folder without a lock file is left alone."""
     for lock in parent.glob(f"{_PREFIX}*{_LOCK}"):
         try:
-            with lock.open("rb") as handle:
+            with open(os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as handle:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(lock.with_name(lock.name.removesuffix(_LOCK)), ignore_errors=True)
                 lock.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from strandline.runtime.protocol.sink_names import new_final_name, staged_name
 from strandline.testing.fault_options import FaultOptions
 from strandline.testing.triggers import Control
 from strandline_bench.chaos import soak, soak_job
@@ -102,8 +103,16 @@ def test_the_oracle_sees_missing_wrong_and_doubled_rows(tmp_path: Path, sink: st
     assert "wrong or twice" in written([*rows, ("k1", 1, -1)])[0]
     # A foreach sink gets rows at least once.
     assert bool(written([*rows, rows[0]])) == (sink == "parquet")
-    (place.output / "x.parquet.staged").touch()
-    assert "staged files are left" in list(output_problems(place))[-1]
+
+
+def test_the_oracle_sees_a_staged_file_where_the_sink_puts_it(tmp_path: Path) -> None:
+    place = Place(tmp_path, 3, Variant.named("plain/snapshots/parquet"))
+    assert list(output_problems(place)) == []
+    staged = place.output / staged_name(new_final_name("trial", 1))
+    staged.parent.mkdir()
+    staged.touch()
+    (problem,) = output_problems(place)
+    assert problem == f"1 staged files are left in the sink's folder, such as {staged.relative_to(place.output)}"
 
 
 def test_the_soak_sees_lost_and_doubled_rows(tmp_path: Path) -> None:

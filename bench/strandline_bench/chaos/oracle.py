@@ -31,9 +31,9 @@ def output_problems(place: Place) -> Iterator[str]:
         yield f"{missing.total()} of {expected.total()} rows are missing, such as {min(missing)}"
     if extra:
         yield f"{extra.total()} rows are wrong or twice, such as {min(extra)}"
-    staged = [path.name for path in place.output.iterdir() if path.name.endswith(".staged")]
+    staged = [path.relative_to(place.output) for path in files_below(place.output) if path.name.endswith(".staged")]
     if staged:
-        yield f"{len(staged)} staged files are left in the sink's folder, such as {staged[0]}"
+        yield f"{len(staged)} staged files are left in the sink's folder, such as {min(staged)}"
 
 
 def file_problems(place: Place) -> Iterator[str]:

@@ -136,7 +136,8 @@ class JobRun:
         """Finishes the current batch, takes a last checkpoint, and ends the run: every processed row is visible.
 
         With `savepoint_dir`, the run also makes a savepoint of exactly what it processed, and `stop` returns its path.
-        `stop` does nothing if the run is over. Raises the error of the run if it failed, before or meanwhile.
+        `stop` does nothing if the run is over. Raises the error of the run if it failed, before or meanwhile, and
+        `JobFailedError` if another thread cancels the run meanwhile.
         """
         return self._run.stop(None if savepoint_dir is None else os.fspath(savepoint_dir), _known_format(format))
 

@@ -107,7 +107,7 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
     job.close()
 
 
-def returns(act: Callable[[], None]) -> bool:
+def returns(act: Callable[[], object]) -> bool:
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     thread.join(10)

@@ -12,7 +12,8 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 Made = TypeVar("Made")
 
 MAX_ROUNDS = 8
+LOOK_EVERY = 0.1
+"""Seconds between two looks at the cluster, while somebody waits for a batch to end."""
 FATAL = (UserCodeError, SchemaError, StorageFullError)
 """Errors that would occur again for the same batch: neither the batch nor the run is repeated."""
 
@@ -108,11 +111,25 @@ class BatchFunction:
 
     # --- stopping --------------------------------------------------------------------------------
 
-    def hold(self) -> None:
-        """Wait for the running batch to end, and let no other batch begin."""
+    def hold(self, meanwhile: Callable[[], None]) -> None:
+        """Wait for the running batch to end, and let no other batch begin. `meanwhile` is as in `between_batches`."""
         self._gate.clear()
-        with self.busy:
+        with self.between_batches(meanwhile):
             pass
+
+    @contextmanager
+    def between_batches(self, meanwhile: Callable[[], None]) -> Iterator[None]:
+        """Hold `busy`, once the running batch has ended.
+
+        Until then `meanwhile` is called again and again: the batch may wait for somebody who is gone. Its error ends
+        the wait.
+        """
+        while not self.busy.acquire(timeout=LOOK_EVERY):
+            meanwhile()
+        try:
+            yield
+        finally:
+            self.busy.release()
 
     def go_on(self) -> None:
         """Let batches begin again after `hold`."""

@@ -132,21 +132,22 @@ class Checkpoints:
             log.warning("job %s: storage does not answer, so a checkpoint is left unfinished", self._shape.job)
         return not waits
 
-    def delete_all(self, patience: float = CLOSE_PATIENCE) -> None:
+    def delete_all(self, patience: float = CLOSE_PATIENCE) -> bool:
         """Take no more checkpoints, and delete every checkpoint of the job.
 
-        If storage keeps the checkpoint thread waiting for `patience` seconds, nothing is deleted: that thread may still
-        write the job's log. A deletion that takes longer goes on in the background; the next start completes it.
+        Returns False, and deletes nothing, if storage keeps the checkpoint thread waiting for `patience` seconds: that
+        thread may still write the job's log. A deletion that takes longer goes on in the background; the next start
+        completes it.
         """
         if not self._end_thread(patience):
-            log.warning("job %s: its checkpoints are not deleted; start and cancel it once more", self._shape.job)
-            return
+            return False
         with self._lock:
             decision = self._coordinator.drop_all()
         if not ends_within(
             patience, "delete-checkpoints", lambda: self._durable.delete_all(decision.dropped, decision.delete)
         ):
             log.warning("job %s: its checkpoints are deleted in the background", self._shape.job)
+        return True
 
     # --- facts from outside --------------------------------------------------------------------------
 
@@ -264,10 +265,10 @@ class Checkpoints:
                     self._check_fence()
                     fence_checked = time.monotonic()
         except StrandlineError as error:
-            self._give_up(error)
+            self.give_up(error)
         except Exception as error:
             log.exception("job %s: checkpointing failed", self._shape.job)
-            self._give_up(StrandlineError(f"job {self._shape.job}: {type(error).__name__}: {error}"))
+            self.give_up(StrandlineError(f"job {self._shape.job}: {type(error).__name__}: {error}"))
 
     def _interrupt_pending(self) -> None:
         """A slot or a task manager is lost: whoever waits for a checkpoint replaces it, and takes the checkpoint again.
@@ -286,8 +287,8 @@ class Checkpoints:
         except StorageError as error:
             log.warning("job %s: cannot look whether another driver has taken over: %s", self._shape.job, error)
 
-    def _give_up(self, error: StrandlineError) -> None:
-        """The checkpoint thread ends with `error`, and the generation with it.
+    def give_up(self, error: StrandlineError) -> None:
+        """No checkpoint will complete, and the generation ends with `error`.
 
         Nobody but the callers who wait is told. `close` aborts the checkpoints that have no entry in the job's log.
         """

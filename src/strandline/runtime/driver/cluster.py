@@ -261,6 +261,8 @@ class Cluster(CoordinatorCalls):
     def recover(self, decided_batch: int) -> list[int]:
         """Replace every lost slot at `decided_batch`; the others keep their state. Returns which were replaced."""
         with self._lock:
+            if self._abandoned:
+                raise SlotLostError(f"job {self.run.job}: the run ends")
             missing = self.lost()
             if missing:
                 log.warning("job %s: replacing slots %s at batch %d", self.run.job, missing, decided_batch)
@@ -497,7 +499,10 @@ class Cluster(CoordinatorCalls):
         self._spark_context.cancelJobGroup(self._run_id)
 
     def close(self, patience: float = CLOSE_PATIENCE) -> None:
-        """End all slots and task managers. Those that have not ended after `patience` seconds are killed."""
+        """End all slots and task managers. Those that have not ended after `patience` seconds are killed.
+
+        May be called again, for those that another thread has waited for too long.
+        """
         self._closed = True
         self._managers.end(patience)
         self._server.close()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEAST_PATIENCE = 0.2
-"""Seconds that the checkpoints get at least to end."""
+"""Seconds that each part of a run gets at least to end."""
 
 
 class Generation:
@@ -100,9 +100,7 @@ class Generation:
         if not self._cluster.suspects():
             return None
         if not self.batch_function.busy.acquire(blocking=False):
-            # The batch notices a lost slot by itself, but not a frozen one behind a frozen task manager.
-            if self._cluster.give_up_silent():
-                self.batch_function.interrupt()
+            self._give_up_silent()
             return None
         try:
             self.batch_function.recover()
@@ -112,9 +110,23 @@ class Generation:
         finally:
             self.batch_function.busy.release()
 
+    def _give_up_silent(self) -> None:
+        """While a batch runs, it notices a lost slot by itself, but not a frozen one behind a frozen task manager."""
+        if self._cluster.give_up_silent():
+            self.batch_function.interrupt()
+
+    def hold(self, check: Callable[[], None]) -> None:
+        """Wait for the running batch to end, and let no other begin. If `check` raises an error, the wait is over."""
+
+        def meanwhile() -> None:
+            check()
+            self._give_up_silent()
+
+        self.batch_function.hold(meanwhile)
+
     def heal(self) -> None:
         """Wait for the running batch to end, and replace lost slots."""
-        with self.batch_function.busy:
+        with self.batch_function.between_batches(self._give_up_silent):
             self.batch_function.recover()
 
     def has_failed(self, patience: float) -> bool:

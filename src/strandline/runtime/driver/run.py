@@ -26,7 +26,7 @@ from strandline.runtime.driver.checkpoint_requests import CheckpointFailedError,
 from strandline.runtime.driver.cluster import CLOSE_PATIENCE, Cluster
 from strandline.runtime.driver.cluster_setup import absolute_location, make_cluster
 from strandline.runtime.driver.figures import RunFigures, RunProcesses, RunSummary, run_processes
-from strandline.runtime.driver.generation import Generation
+from strandline.runtime.driver.generation import LEAST_PATIENCE, Generation
 from strandline.runtime.driver.opening import GenerationRequest, RunContext, open_generation
 from strandline.runtime.driver.plan import Graph
 from strandline.runtime.driver.recoveries import Began, Recovery, Rescaling
@@ -48,7 +48,8 @@ T = TypeVar("T")
 class _Patience:
     """Seconds that each part of a run gets to end; None: as long as it takes."""
 
-    supervisor: float | None = None
+    others: float | None = None
+    """For the supervisor, and for a `stop` that is under way."""
     generation: float | None = None
     cluster: float = CLOSE_PATIENCE
 
@@ -123,6 +124,9 @@ class Run:
         self._status_changed = threading.Condition()
         self._end_requested = False
         """Whether `stop` or `cancel` was called."""
+        self._cancel_requested = False
+        self._checkpoints_deleted = False
+        """Whether `cancel` has begun to delete the checkpoints, so that the next start begins anew."""
         self._rescale_request: RescaleRequest | None = None
         self._ending = threading.Lock()
         """Held by the caller that ends the run. Other callers wait, and then find that the run has ended."""
@@ -218,7 +222,7 @@ class Run:
             request.step("finishing the batch")
             # Slot processes take long to start and need no state, so they start while the old generation still works.
             self._cluster.start_spares(request.parallelism)
-            generation.batch_function.hold()
+            generation.hold(self._check_not_ending)
             request.held = Began.now()
             request.step("taking a checkpoint")
             generation.checkpoints.take_tolerantly(generation.heal)
@@ -234,6 +238,14 @@ class Run:
         assert self._generation is not None
         request.succeed(generation, self._generation, self._config.max_parallelism)
         return None
+
+    def _check_not_ending(self) -> None:
+        if self._end_requested:
+            raise self._ends()
+
+    def _ends(self) -> JobFailedError:
+        """The error of a call that the end of the run interrupts."""
+        return JobFailedError(f"job {self.name!r} was asked to end meanwhile")
 
     def _open_rescaled(self, generation: Generation, request: RescaleRequest) -> StrandlineError | None:
         """Close a generation and open one with the requested parallelism. Returns the failure, if there is one."""
@@ -362,7 +374,7 @@ class Run:
     def _over(self) -> JobFailedError:
         """The error of a call that needs a run that has not ended."""
         goes_on = "starts it again"
-        if self.status is not RunStatus.CANCELLED or self._config.on_cancel == "retain":
+        if not self._checkpoints_deleted:
             goes_on = "goes on from its newest completed checkpoint"
         return JobFailedError(f"job {self.name!r} does not run any more: it is {self.status}; job.start() {goes_on}")
 
@@ -448,7 +460,7 @@ class Run:
         made: list[str] = []
 
         def finish(generation: Generation) -> None:
-            generation.batch_function.hold()
+            generation.hold(self._check_not_cancelled)
             generation.checkpoints.take_tolerantly(generation.heal)
             if savepoint_dir is not None:
                 made.append(self._savepoint(generation, savepoint_dir, format_, generation.heal))
@@ -456,21 +468,30 @@ class Run:
         self._end_on_request(RunStatus.STOPPED, finish)
         return made[0] if made else None
 
+    def _check_not_cancelled(self) -> None:
+        if self._cancel_requested:
+            raise self._ends()
+
     def cancel(self, *, keep_checkpoints: bool = False) -> None:
         """End without a last checkpoint. With `on_cancel="delete"`, checkpoints are deleted unless they are kept.
 
         Returns within ten seconds even if some process of the run is frozen. Checkpoints get up to a minute more to be
         deleted.
         """
-        self._end_requested = True
+        self._end_requested = self._cancel_requested = True
         if self._cluster is not None and not self._done.is_set():
             self._cluster.abandon()
+        stopping = self._generation
+        if stopping is not None and self._ending.locked():
+            stopping.checkpoints.give_up(self._ends())  # `stop` may wait for one
 
         def abandon(generation: Generation) -> None:
             if self._config.on_cancel == "delete" and not keep_checkpoints:
-                generation.checkpoints.delete_all()
+                self._checkpoints_deleted = generation.checkpoints.delete_all()
 
         self._end_on_request(RunStatus.CANCELLED, abandon, WHEN_CANCELLED)
+        if self._config.on_cancel == "delete" and not keep_checkpoints and not self._checkpoints_deleted:
+            log.warning("job %s: its checkpoints are not deleted; start and cancel it once more", self.name)
 
     def _end_on_request(
         self, status: RunStatus, last_acts: Callable[[Generation], None], patience: _Patience = AS_LONG_AS_IT_TAKES
@@ -480,10 +501,15 @@ class Run:
         What takes longer than `patience` allows ends in the background.
         """
         self._end_requested = True
-        self._supervisor.join(patience.supervisor)
+        began = time.monotonic()
+        self._supervisor.join(patience.others)
         if self._supervisor.is_alive():
             log.warning("job %s: the supervisor ends in the background", self.name)
-        with self._ending:
+        left = -1 if patience.others is None else max(LEAST_PATIENCE, began + patience.others - time.monotonic())
+        alone = self._ending.acquire(timeout=left)
+        if not alone:
+            log.warning("job %s: the call of stop() ends in the background", self.name)
+        try:
             if self._done.is_set():
                 self._raise_if_failed()
                 return
@@ -492,9 +518,14 @@ class Run:
                 if generation is not None:
                     last_acts(generation)
             except StrandlineError as error:
+                if self._cancel_requested and status is not RunStatus.CANCELLED:
+                    raise self._ends() from error  # `cancel` ends the run
                 self._fail(error)
                 raise
             self._end(generation, status, patience)
+        finally:
+            if alone:
+                self._ending.release()
 
     def query(self, uid: str, state: str, key: Any) -> Any:
         """The value of a state for one key, as of the last commit."""

@@ -28,7 +28,7 @@ _roots = count()
 
 def opened(endpoint: str, **options: str) -> Storage:
     """An empty storage on a server."""
-    return open_storage(f"s3://{BUCKET}/root-{next(_roots)}/nested/", {"endpoint": endpoint, **KEYS, **options})
+    return open_storage(f"s3://{BUCKET}/servers-{next(_roots)}/nested/", {"endpoint": endpoint, **KEYS, **options})
 
 
 @pytest.fixture(scope="module")

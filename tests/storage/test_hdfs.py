@@ -70,16 +70,54 @@ def temporary_files(storage: HdfsStorage) -> list[str]:
     return [name for name in names if name.startswith(storage._root) and TEMPORARY in name]
 
 
-def test_the_outcome_of_a_write_is_known_although_the_answer_was_lost(storage: HdfsStorage) -> None:
-    losing(storage, rename="after").create("log/1", b"mine")
+def test_a_write_whose_answer_was_lost_is_never_reported_as_done(storage: HdfsStorage) -> None:
+    with pytest.raises(UnknownOutcomeError, match="read it back"):
+        losing(storage, rename="after").create("log/1", b"mine")
     assert storage.read("log/1") == b"mine"
     with pytest.raises(StorageError, match="the connection broke") as raised:
         losing(storage, rename="before").create("log/2", b"mine")
     assert raised.type is StorageError
     assert not storage.exists("log/2")
-    losing(storage, rename="after").write("log/1", b"replaced")
+    with pytest.raises(UnknownOutcomeError, match="read it back"):
+        losing(storage, rename="after").write("log/1", b"replaced")
     assert storage.read("log/1") == b"replaced"
     assert temporary_files(storage) == []
+
+
+class Panic(BaseException):
+    """As a bug of the client shows."""
+
+
+Panic.__name__ = "PanicException"
+
+
+class Overtaken:
+    """A real client, whose process stands still before each rename: meanwhile `gc` deletes its temporary files."""
+
+    def __init__(self, client: Client, error: BaseException | None) -> None:
+        self._client = client
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def rename(self, old: str, new: str, *, overwrite: bool) -> None:
+        self._client.delete(old)
+        if self._error is not None:
+            raise self._error
+        self._client.rename(old, new, overwrite=overwrite)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("the connection broke"), Panic("a bug")])
+def test_a_writer_that_was_overtaken_does_not_take_the_file_of_another_for_its_own(
+    storage: HdfsStorage, error: BaseException | None
+) -> None:
+    storage.create("log/1", b"another driver's")
+    sleeper = HdfsStorage(storage.url)
+    sleeper._client = Overtaken(sleeper._client, error)  # type: ignore[assignment]
+    with pytest.raises(UnknownOutcomeError, match="read it back"):
+        sleeper.create("log/1", b"mine")
+    assert storage.read("log/1") == b"another driver's"
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

@@ -169,24 +169,32 @@ class HdfsStorage(Storage):
         """Give a temporary file its final name.
 
         If the answer of the NameNode is lost, the deletion of the temporary file decides: if there is something to
-        delete, the file has not been renamed, and never will be; otherwise it has.
+        delete, the file has not been renamed, and never will be. Otherwise it was renamed, or somebody else has deleted
+        it, as `gc` does if this process stood still for long: then the outcome is unknown.
         """
         try:
             self._client.rename(temporary, self._at(path), overwrite=overwrite)
-        except (RuntimeError, OSError) as problem:
-            try:
-                renamed = not self._client.delete(temporary)
-            except (RuntimeError, OSError) as e:
+        except BaseException as problem:
+            if not _is_of_client(problem):
+                raise
+            if not self._was_there(temporary):
                 raise UnknownOutcomeError(
                     f"writing {self._named(path)} failed: {_summary(problem)}; the file may have been written, so read "
                     "it back first"
-                ) from e
-            if renamed:
-                return
+                ) from problem
             if isinstance(problem, FileExistsError):
                 raise AlreadyExistsError(f"{self._named(path)} cannot be created: it exists already") from None
             with self._translated(path):
                 raise
+
+    def _was_there(self, temporary: str) -> bool:
+        """Delete a temporary file; False if it was not there, or if nobody knows."""
+        try:
+            return bool(self._client.delete(temporary))
+        except BaseException as error:
+            if not _is_of_client(error):
+                raise
+            return False
 
     def _fetch(self, path: str, file: Path) -> None:
         with self._translated(path):
@@ -255,10 +263,14 @@ class HdfsStorage(Storage):
                 raise UnknownOutcomeError(f"changing {where} failed: {reason}; read it back first") from e
             raise StorageError(f"HDFS failed at {where}: {reason}") from e
         except BaseException as e:
-            if type(e).__name__ != "PanicException":
+            if not _is_of_client(e):
                 raise
-            # The client has found a bug of its own. Python gets an exception that no handler of errors catches.
             raise StorageError(f"the HDFS client broke down at {where}: {_summary(e)}") from e
+
+
+def _is_of_client(error: BaseException) -> bool:
+    """Whether the client raised it. For a bug of its own it raises what no handler of an `Exception` catches."""
+    return isinstance(error, RuntimeError | OSError) or type(error).__name__ == "PanicException"
 
 
 def _parent(path: str) -> str:

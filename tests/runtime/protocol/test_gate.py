@@ -181,6 +181,29 @@ def test_a_connection_that_stays_silent_is_closed(tmp_path: Path) -> None:
     server.close()
 
 
+def test_a_caller_that_a_busy_server_does_not_take_is_told_at_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "busy")
+
+    def connect() -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(1)
+        connection.connect(path)
+        return connection
+
+    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as filling:
+        listener.bind(path)
+        listener.listen(0)  # and nobody accepts
+        with suppress(BlockingIOError):
+            while True:
+                filling.enter_context(connect())
+        gate = Gate("127.0.0.1", SECRET, connect)
+        with socket.create_connection(("127.0.0.1", gate.port)) as caller:
+            caller.settimeout(10)
+            caller.sendall(REQUEST)
+            assert ended(caller)
+        gate.close()
+
+
 def _has_ipv6() -> bool:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()

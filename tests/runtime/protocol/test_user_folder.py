@@ -39,6 +39,14 @@ def test_others_cannot_enter_the_folder_of_a_user(shared: Path) -> None:
     assert make_private(made) == made
 
 
+def test_a_job_may_be_named_like_the_folder_of_a_user(shared: Path) -> None:
+    own = user_folder(shared)
+    assert make_private(own / own.name / "run").is_dir()
+    inside = user_folder(own / "local")
+    assert make_private(inside / "visits" / "run").is_dir()
+    assert mode_of(own) == mode_of(inside) == 0o700
+
+
 def test_a_folder_that_others_could_read_is_closed(shared: Path) -> None:
     user_folder(shared).mkdir()
     user_folder(shared).chmod(0o755)

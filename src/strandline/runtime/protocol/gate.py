@@ -122,7 +122,9 @@ class Gate:
 
     def _turn(self) -> bool:
         """Serves what is ready; False after `close`."""
-        for key, events in self._selector.select(self._longest_wait if self._waiting else None):
+        oldest = next(iter(self._waiting), None)
+        patience = None if oldest is None else max(0.0, oldest.since + self._longest_wait - time.monotonic())
+        for key, events in self._selector.select(patience):
             if key.fileobj is self._woken:
                 return False
             if key.fileobj is self._listener:
@@ -197,10 +199,15 @@ class Gate:
         return False
 
     def _let_through(self, end: _End) -> None:
+        try:
+            inner = _End(self._connect(), end)
+        except OSError as error:  # also `BlockingIOError`: a Unix socket whose backlog is full does not wait
+            log.warning("the server behind the gate does not take a connection: %s", error)
+            self._close(end)
+            return
         del self._waiting[end]
         end.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        inner = _End(self._connect(), end)
         end.other = inner
         inner.socket.setblocking(False)
         self._selector.register(inner.socket, selectors.EVENT_READ, inner)

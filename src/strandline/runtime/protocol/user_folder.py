@@ -20,10 +20,12 @@ def make_private(folder: Path) -> Path:
     Raises `UnsafeFolderError` if the user's folder belongs to somebody else, is a link, or was open to others: they
     could have put files there, or could read ours.
     """
-    (own,) = (place for place in (folder, *folder.parents) if place.name == user_folder("").name)
-    own.parent.mkdir(parents=True, exist_ok=True)
-    own.mkdir(mode=0o700, exist_ok=True)
-    _check(own)
+    own = [place for place in (folder, *folder.parents) if place.name == user_folder("").name]
+    assert own, folder
+    for place in reversed(own):  # more than one, if a job has that name, too
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.mkdir(mode=0o700, exist_ok=True)
+        _check(place)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

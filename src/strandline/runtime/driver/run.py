@@ -438,16 +438,17 @@ class Run:
 
     def savepoint(self, directory: str, format_: SavepointFormat) -> str:
         """Write a savepoint into a new folder in `directory`, and return the folder's path."""
+        self._savepoint_target(directory, format_)  # a wrong directory is the caller's error, not the generation's
         return self._in_generation(lambda generation: self._savepoint(generation, directory, format_, None))
+
+    def _savepoint_target(self, directory: str, format_: SavepointFormat) -> SavepointTarget:
+        options = dict(self._config.storage_options)
+        return SavepointTarget.within(absolute_location(directory), self.name, format_, options)
 
     def _savepoint(
         self, generation: Generation, directory: str, format_: SavepointFormat, heal: Callable[[], None] | None
     ) -> str:
-        def target() -> SavepointTarget:
-            options = dict(self._config.storage_options)
-            return SavepointTarget.within(absolute_location(directory), self.name, format_, options)
-
-        taken = generation.checkpoints.savepoint(target, heal)
+        taken = generation.checkpoints.savepoint(lambda: self._savepoint_target(directory, format_), heal)
         if taken is None:
             raise CheckpointError(
                 f"job {self.name!r} has not processed anything yet, so there is nothing to make a savepoint of"
@@ -457,6 +458,8 @@ class Run:
 
     def stop(self, savepoint_dir: str | None = None, format_: SavepointFormat = "canonical") -> str | None:
         """Finish the batch, take a last checkpoint, and end. With `savepoint_dir`, returns the path of a savepoint."""
+        if savepoint_dir is not None:
+            self._savepoint_target(savepoint_dir, format_)
         made: list[str] = []
 
         def finish(generation: Generation) -> None:

@@ -20,7 +20,7 @@ from strandline.checkpoint.metadata import (
     decode,
     encode,
 )
-from strandline.errors import CheckpointNotFoundError, NotFoundError
+from strandline.errors import CheckpointNotFoundError, ConfigError, NotFoundError
 from strandline.runtime.protocol.messages import StorageSettings
 from strandline.storage import Storage, open_storage
 from strandline.storage.external import inner_path
@@ -40,9 +40,15 @@ class SavepointTarget:
 
     @classmethod
     def within(cls, directory: str, job: str, format_: SavepointFormat, options: dict[str, str]) -> SavepointTarget:
-        """A target in a new folder in `directory`."""
+        """A target in a new folder in `directory`. Raises `ConfigError` if no folder can have that name."""
         name = f"savepoint-{job}-{uuid.uuid4().hex[:12]}"
-        return cls(StorageSettings(f"{directory.rstrip('/')}/{name}", options), format_)
+        settings = StorageSettings(f"{directory.rstrip('/')}/{name}", options)
+        if not settings.url.isprintable():
+            raise ConfigError(
+                f"a savepoint cannot be written to {directory!r}: the name has characters that are not text"
+            )
+        open_storage(settings.url, options)  # contacts nobody, but refuses what is not a place
+        return cls(settings, format_)
 
     @property
     def storage(self) -> Storage:

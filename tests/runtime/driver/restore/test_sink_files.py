@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from strandline.runtime.driver.restore.sink_files import (
     recover_sink,
 )
 from strandline.runtime.protocol.sink_names import STAGING_FOLDER
+from strandline.storage import StoredFile
 from strandline.storage.local import LocalStorage
 from strandline.testing.faults import FaultyStorage
 from tests.examples import examples
@@ -301,6 +303,36 @@ def test_rows_that_an_older_driver_publishes_meanwhile_are_withdrawn_as_well(sin
     checks = [lambda: publish(sink, [later]), lambda: None]
     recover_sink(sink, SINK, JOB, checkpoint(7, []), 1, lambda: checks.pop(0)())
     assert output(sink) == set()
+
+
+class LateListings(LocalStorage):
+    """Lists deleted files for a while."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.listings = 0
+        self.deleted: dict[str, StoredFile] = {}
+
+    def delete(self, paths: Iterable[str]) -> None:
+        paths = list(paths)
+        self.deleted |= {file.path: file for file in super().list() if file.path in paths}
+        super().delete(paths)
+
+    def list(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
+        self.listings += 1
+        shown = self.deleted.values() if self.listings < 50 else ()
+        return iter(sorted({*super().list(prefix, after), *shown}, key=lambda file: file.path))
+
+
+def test_files_that_are_listed_although_they_were_deleted_are_not_deleted_again_and_again(tmp_path: Path) -> None:
+    sink = LateListings(str(tmp_path / "out"))
+    later, staged = sink_file(8), sink_file(9)
+    stage(sink, later, staged)
+    publish(sink, [later])
+    recover(sink, checkpoint(7, []))
+    assert sink.listings < 10
+    assert set(sink.deleted) == {later.final, staged.staged}
+    assert not any(sink.exists(path) for path in sink.deleted)
 
 
 def test_a_checkpoint_whose_own_rows_are_gone_is_refused(sink: LocalStorage) -> None:

@@ -31,6 +31,10 @@ from strandline.storage import Storage
 
 RENAMES_AT_ONCE = 16
 
+_MOST_LISTINGS = 12
+"""How often a folder is listed and cleared before its recovery fails."""
+_LONGEST_PAUSE = 4
+"""The number of the try after which the pause between two listings grows no more."""
 OWNER = f"{STAGING_FOLDER}/owner.json"
 """Says which job owns the folder of a sink."""
 
@@ -229,15 +233,20 @@ def recover_sink(
     restored: CheckpointMetadata | None,
     generation: int,
     check_not_fenced: Callable[[], None],
+    retries: Retries | None = None,
 ) -> None:
     """Publish the files that the restored checkpoint covers. Delete published files of later batches, and other staged
     files: the job computes their rows again.
 
     Only files of generations before `generation` are deleted, and only after `check_not_fenced`, which raises if the
     job was taken over meanwhile. A driver that was taken over may still publish a file after the folder was listed, so
-    the folder is listed until it holds nothing that has to go.
+    the folder is listed until it holds nothing that has to go. Raises `StorageError` if that takes too often.
     """
-    while True:
+    retries = retries or Retries()
+    deleted: set[str] = set()
+    for attempt in range(_MOST_LISTINGS):
+        if attempt > 1:
+            retries.pause(min(attempt, _LONGEST_PAUSE))
         found = _Listing.of(storage, sink, job)
         if restored is not None:
             # A driver that was fenced by our takeover entry may have checked the fence just before it.
@@ -245,6 +254,8 @@ def recover_sink(
         plan = SinkRecovery.plan(restored, found.ours, generation)
         publish(storage, [file for file in (*plan.publish, *plan.missing) if file.sink == sink])
         doomed = [file.name for file in (*plan.withdraw, *plan.discard)]
+        # A listing may show a deleted file for a while.
+        doomed = [name for name in doomed if name not in deleted or storage.exists(name)]
         if not doomed:
             return
         if plan.withdraw:
@@ -253,3 +264,8 @@ def recover_sink(
             storage.write(f"{STAGING_FOLDER}/withdrawn-{first:020d}-{generation:020d}", b"")
         check_not_fenced()
         storage.delete(doomed)
+        deleted.update(doomed)
+    raise StorageError(
+        f"{storage.url} still holds files that were deleted {_MOST_LISTINGS} times, such as {min(deleted)}; wait until its "
+        "listings are current, and start the job again"
+    )

@@ -142,7 +142,8 @@ def take_over(
     for path, sink in wanted.sinks.items():
         store.retries.call(f"job {wanted.job}: claiming {sink.url}", partial(claim_sink, sink, wanted.job))
         restored = _as_sinks_see(found, wanted.job)
-        recover = partial(recover_sink, sink, path, wanted.job, restored, claim.generation, store.check_not_fenced)
+        fence = store.check_not_fenced
+        recover = partial(recover_sink, sink, path, wanted.job, restored, claim.generation, fence, store.retries)
         store.retries.call(f"job {wanted.job}: recovering {sink.url}", recover)
     _publish_for_former_sinks(wanted, found, settings)
     return claim

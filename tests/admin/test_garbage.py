@@ -316,6 +316,24 @@ def test_the_earlier_of_the_two_times_of_a_takeover_counts(folder: Folder) -> No
     assert folder.find().live_since <= time.time()
 
 
+@pytest.mark.parametrize("completed", [False, True])
+def test_what_a_run_writes_after_the_clock_was_put_back_is_kept(tmp_path: Path, completed: bool) -> None:
+    """The clock was three hours ahead when the run began, so all that it writes then is older than the takeover."""
+    folder = Folder(tmp_path)
+    ahead = 3 * HOUR
+    folder.store = JobLogStore(folder.storage, PATHS, clock=lambda: time.time() + ahead)
+    folder.store.take_over()
+    folder._age(PATHS.log_entry(0), -3)
+    folder.store._began = folder.now + ahead
+    ahead = 0.0
+    written = folder.put(PATHS.shared("b"), -0.01)
+    if completed:
+        folder.complete(1, PATHS.shared("a"), retained=(1,))
+    folder.now += 4 * HOUR if completed else 2 * HOUR
+    found = folder.find()
+    assert written in {file.path for file in found.files.live}
+
+
 def test_nothing_is_deleted_if_a_retained_checkpoint_cannot_be_read(folder: Folder) -> None:
     good = folder.storage.read(PATHS.metadata(2))
     damages: list[Callable[[], None]] = [

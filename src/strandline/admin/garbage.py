@@ -8,8 +8,9 @@ these rules:
   written after the run took the job over, because only the newest generation can complete a checkpoint. So every file
   modified since that takeover is kept. Both times come from the storage's clock: the log entry is a file, too. If the
   driver's clock says that the takeover was earlier, the earlier time counts. Every later entry of the generation
-  repeats this time, so it is known however long the run lasts. The storage of `changelog_dir` has a clock of its own,
-  so its files get an hour more.
+  repeats this time, so it is known however long the run lasts. If the driver's clock is put back meanwhile, so is this
+  time. If it lies in the future, the clock was put back and the run has not said so yet: nothing is an orphan then.
+  The storage of `changelog_dir` has a clock of its own, so its files get an hour more.
 - The files are listed first. The log and the metadata are read afterwards. A checkpoint that completes in between is
   seen, with its references. A checkpoint that completes later consists of files that are referenced already, that were
   modified since the takeover, or that were not listed.
@@ -165,7 +166,7 @@ def find_garbage(
         try:
             kept = (*known.retained, *store.released())
             retained = [read_metadata(storage, paths, number, others) for number in kept]
-            since, owner = _began(storage, paths, known)
+            since, owner = _began(storage, paths, known, now)
             break
         except (CheckpointError, NotFoundError) as error:
             # A run that is alive may have dropped the checkpoint, or deleted old entries of the log.
@@ -234,8 +235,16 @@ def _check_ours(storage: Storage, paths: JobPaths, known: JobLog) -> None:
         )
 
 
-def _began(storage: Storage, paths: JobPaths, known: JobLog) -> tuple[float, str | None]:
-    """When the newest generation began, and who began it."""
+def _began(storage: Storage, paths: JobPaths, known: JobLog, now: float) -> tuple[float, str | None]:
+    """When the newest generation began, and who began it.
+
+    A time in the future is as good as unknown: the clock was put back since.
+    """
+    since, owner = _began_by_the_log(storage, paths, known)
+    return since if since <= now else -math.inf, owner
+
+
+def _began_by_the_log(storage: Storage, paths: JobPaths, known: JobLog) -> tuple[float, str | None]:
     times: dict[int, float] = {}
     for file in storage.list(paths.log_dir):
         number = paths.parse_log_entry(file.path)

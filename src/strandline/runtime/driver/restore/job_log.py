@@ -10,6 +10,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
@@ -65,6 +66,7 @@ class JobLogStore:
         run: str | None = None,
         kept_entries: int = KEPT_ENTRIES,
         retries: Retries | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """`run` is the id of the run that writes the entries. A run recognizes the entries of its own generations."""
         self._storage = storage
@@ -74,7 +76,10 @@ class JobLogStore:
         self.retries = retries or Retries()
         self.job_log = JobLog()
         """Where the job stands after the last entry that this driver has read or won."""
+        self._clock = clock
         self._began = 0.0
+        """When the generation began. If the clock is put back, so is this time: see `_began_by_now`."""
+        self._began_monotonic = 0.0
         self._oldest = 0
         """Entries before this one are deleted."""
 
@@ -123,21 +128,31 @@ class JobLogStore:
         if after is not None and not self._is_ours(self.job_log.nonce):
             raise fenced_error(self._paths.job, after, self._read(self.job_log.position))
         owner = f"{socket.gethostname()}/{os.getpid()}"
-        entry = self.job_log.takeover_entry(owner, time.time(), self._nonce(), start)
+        began = time.monotonic()
+        entry = self.job_log.takeover_entry(owner, self._clock(), self._nonce(), start)
         if self._create(entry) is not Verdict.OURS or self._later_than(entry) is not None:
             return False
         self._apply(entry)
         self._began = min(entry.time, self._modified(entry.sequence))
+        self._began_monotonic = began
         return True
 
     def complete(
         self, checkpoint_id: int, metadata_path: str, batch_id: int, retained: tuple[int, ...], dropped: tuple[int, ...]
     ) -> JobLog:
         """Enter a completed checkpoint. Raises `FencedError` if another driver has taken the job over."""
+        self._began = self._began_by_now()
         entry = self.job_log.completion_entry(
-            checkpoint_id, metadata_path, batch_id, time.time(), self._nonce(), retained, dropped, self._began
+            checkpoint_id, metadata_path, batch_id, self._clock(), self._nonce(), retained, dropped, self._began
         )
         return self._win(entry)
+
+    def _began_by_now(self) -> float:
+        """When the generation began, by the clock as it is now. If the clock was put back, that is earlier.
+
+        Otherwise files that the run has written since would look older than the run.
+        """
+        return min(self._began, self._clock() - (time.monotonic() - self._began_monotonic))
 
     def forget_all(self) -> JobLog:
         """Begin a generation without checkpoints, so that all can be deleted.
@@ -150,7 +165,7 @@ class JobLogStore:
                 sequence=known.next_sequence,
                 generation=known.generation + 1,
                 owner=f"{socket.gethostname()}/{os.getpid()}",
-                time=time.time(),
+                time=self._clock(),
                 nonce=self._nonce(),
                 last_checkpoint_id=known.last_checkpoint_id,
                 latest=None,

@@ -266,6 +266,6 @@ def recover_sink(
         storage.delete(doomed)
         deleted.update(doomed)
     raise StorageError(
-        f"{storage.url} still holds files that were deleted {_MOST_LISTINGS} times, such as {min(deleted)}; wait until its "
-        "listings are current, and start the job again"
+        f"{storage.url} still holds files that were deleted {_MOST_LISTINGS} times, such as {min(deleted)}; wait until "
+        "its listings are current, and start the job again"
     )

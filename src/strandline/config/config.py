@@ -386,9 +386,10 @@ class Config:
     )
     heartbeat_timeout: Duration = option(
         "8s",
-        POSITIVE,
+        kinds.duration(least=2.0),
         keys=("heartbeat.timeout",),
-        doc="A task manager or slot that is silent for this long counts as lost.",
+        doc="A task manager or slot that is silent for this long counts as lost. Processes give a sign of life every "
+        "second; on a busy host, less than 5 s takes healthy ones for lost.",
     )
 
     # --- ----------------------------------------------------------------------------------------

@@ -185,16 +185,18 @@ def _flink_duration(value: object) -> object:
     return value
 
 
-def duration(*, zero: bool = False) -> Kind[DurationLike, float]:
-    """A duration, stored as seconds; `zero` says whether 0 is allowed."""
+def duration(*, zero: bool = False, least: float = 0.0) -> Kind[DurationLike, float]:
+    """A duration, stored as seconds; `zero` says whether 0 is allowed, `least` the shortest other one."""
 
     def parse(value: object) -> float:
         seconds = parse_duration(value)
         if seconds == 0 and not zero:
             raise ValueError("it must be longer than 0")
+        if 0 < seconds < least:
+            raise ValueError(f"it must not be shorter than {least:g} s")
         return seconds
 
-    zero_text = "0 or more" if zero else "more than 0"
+    zero_text = "0 or more" if zero else f"at least {least:g} s" if least else "more than 0"
     allowed = f'a duration of {zero_text}, like "500ms", "10s", "10 min" or "1h", a number of seconds, or a timedelta'
     return Kind("duration", allowed, parse, _flink_duration)
 

@@ -24,7 +24,7 @@ from strandline.errors import (
 )
 from strandline.runtime.driver.restore.job_log import KEPT_ENTRIES, JobLogStore
 from strandline.runtime.driver.restore.retries import Retries
-from strandline.storage import JobPaths
+from strandline.storage import JobPaths, StoredFile
 from strandline.storage.local import LocalStorage
 from tests.examples import examples
 
@@ -142,6 +142,20 @@ def test_an_entry_that_could_not_be_read_back_is_not_written(storage: LocalStora
     with pytest.raises(CheckpointError, match="before it is written"):
         store.try_take_over(beyond, None)
     assert driver(storage).job_log.generation == 2
+
+
+def test_a_driver_that_begins_the_job_meanwhile_is_no_stranger(storage: LocalStorage) -> None:
+    class Late(LocalStorage):
+        """Another driver writes the first entry after the log was listed for the first time."""
+
+        def list(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
+            found = super().list(prefix, after)
+            if self.exists(PATHS.log_entry(0)):
+                return found
+            driver(storage)
+            return iter(())
+
+    assert log_store(Late(str(storage.root))).load().generation == 1
 
 
 def test_forgetting_everything_begins_a_generation_without_checkpoints(storage: LocalStorage) -> None:

@@ -94,12 +94,14 @@ class JobLogStore:
         self._oldest = min(entries, default=0)
         if newest is None:
             # The probe comes before the first entry. A driver that was killed in between has left it.
-            found = (file for file in self._storage.list(self._paths.root) if not self._paths.is_probe(file.path))
-            stranger = next(found, None)
-            if stranger is not None:
+            listed = (file.path for file in self._storage.list(self._paths.root))
+            found = [path for path in listed if not self._paths.is_probe(path)]
+            if any(self._paths.parse_log_entry(path) is not None for path in found):
+                return self.load()  # Another driver began the job meanwhile.
+            if found:
                 raise DirectoryNotOursError(
                     f"{self._storage.url}/{self._paths.root} is not empty, but not a job's checkpoint folder: it holds "
-                    f"{stranger.path!r} but no log. Choose another checkpoint_dir or job name, or empty the folder."
+                    f"{found[0]!r} but no log. Choose another checkpoint_dir or job name, or empty the folder."
                 )
             self.job_log = JobLog()
         else:

@@ -145,7 +145,8 @@ def take_over(
         fence = store.check_not_fenced
         recover = partial(recover_sink, sink, path, wanted.job, restored, claim.generation, fence, store.retries)
         store.retries.call(f"job {wanted.job}: recovering {sink.url}", recover)
-    _publish_for_former_sinks(wanted, found, settings)
+    if claim.origin is None:  # in a checkpoint from elsewhere, the folders are those of somebody who may still run
+        _publish_for_former_sinks(wanted, found, settings)
     return claim
 
 

@@ -8,23 +8,38 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
 from strandline.runtime.protocol.sink_names import new_final_name, staged_name
 from strandline.testing.fault_options import FaultOptions
 from strandline.testing.triggers import Control
 from strandline_bench.chaos import soak, soak_job
+from strandline_bench.chaos.cli import app
 from strandline_bench.chaos.job import Place
 from strandline_bench.chaos.machine import Trial
 from strandline_bench.chaos.oracle import output_problems
-from strandline_bench.chaos.plan import LIES, STORIES, WEIGHTS, Variant, draw, label, pattern_of, plan_at, variants
+from strandline_bench.chaos.plan import (
+    LIES,
+    STORIES,
+    WEIGHTS,
+    Variant,
+    check_repeatable,
+    draw,
+    label,
+    pattern_of,
+    plan_at,
+    variants,
+)
 from strandline_bench.chaos.stories import Teller
-from strandline_bench.chaos.trial_report import markdown, report
+from strandline_bench.chaos.trial_report import markdown, report, show
 
 JOURNAL = [
     "storage list trial/log",
@@ -135,6 +150,55 @@ def test_the_soak_draws_every_quantity_and_sees_what_grows(tmp_path: Path) -> No
     assert 10_000 < (tmp_path / "soak.png").stat().st_size < 200_000
     flat = {name: soak.judged([one[name] for one in samples])["flat"] for name in soak.QUANTITIES}
     assert flat == {**dict.fromkeys(soak.QUANTITIES, True), "handles": False, "recovery_s": None}
+
+
+VARIANT = "plain/changelog/parquet"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--trials", "-1"], "--trials"),
+        (["--trials", "0"], "--trials"),
+        (["--workers", "0"], "--workers"),
+        (["--minutes", "-1"], "--minutes"),
+        (["--stories", "plane"], "'plane'"),
+        (["--kinds", "kill slott"], "'kill slott'"),
+        (["--work-dir", "/no/such/folder"], "--work-dir"),
+        (["repeat", "--seed", "1", "--variant", VARIANT, "--kind", "kill slott"], "'kill slott'"),
+        (["repeat", "--seed", "1", "--variant", "plain/x/y", "--kind", "kill slot"], "'plain/x/y'"),
+        (["repeat", "--seed", "1", "--variant", "plain", "--kind", "kill slot"], "'plain'"),
+        (["repeat", "--seed", "1", "--variant", VARIANT, "--kind", "kill slot", "--at", "foo"], "'foo'"),
+        (["repeat", "--seed", "1", "--variant", VARIANT, "--kind", "kill slot", "--at", "after 0 ."], "'after 0 .'"),
+        (["repeat", "--seed", "1", "--variant", VARIANT, "--kind", "kill slot", "--at", "after 3 (x"], "'(x'"),
+        (["repeat", "--seed", "1", "--variant", VARIANT, "--kind", "storage is slow", "--at", "after 3 x"], "--at"),
+        (["repeat", "--seed", "1", "--variant", VARIANT, "--kind", "call fails before", "--at", "after 3 x"], "after"),
+        (["repeat", "--seed", "1", "--variant", VARIANT, "--kind", "kill slot", "--times", "0"], "--times"),
+        (["two-drivers", "--minutes", "0"], "--minutes"),
+        (["soak", "--kill-every", "0"], "--kill-every"),
+        (["summary", "/no/such/file"], "/no/such/file"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_arguments_are_refused_before_anything_starts(arguments: list[str], told: str) -> None:
+    ended = CliRunner().invoke(app, arguments, env={"COLUMNS": "400"})
+    assert ended.exit_code == 2
+    assert isinstance(ended.exception, SystemExit)
+    assert told in ended.output
+
+
+def test_a_run_without_trials_is_reported_as_such() -> None:
+    console = Console(file=StringIO(), width=140)
+    show(report([], 7), console)
+    assert isinstance(console.file, StringIO)
+    assert "No trial was run." in console.file.getvalue()
+    assert "None" not in console.file.getvalue()
+
+
+def test_a_trial_without_a_fault_is_repeated_without_one() -> None:
+    check_repeatable("", "none")
+    plan = draw(5, variants()[0], "none", JOURNAL, "folder")
+    assert (plan.control, plan.options, plan.operation) == (Control(), {}, "")
 
 
 def test_the_report_counts_per_kind_and_says_how_to_repeat_a_failure() -> None:

@@ -12,11 +12,10 @@ import msgspec
 import typer
 from rich.console import Console
 
-from strandline.errors import ConfigError
 from strandline_bench import plot
 from strandline_bench.chaos import soak, two_drivers
 from strandline_bench.chaos.machine import Journals, Machine, Trial
-from strandline_bench.chaos.plan import SINKS, STORIES, WEIGHTS, Variant, variants
+from strandline_bench.chaos.plan import SINKS, STORIES, WEIGHTS, Variant, check_repeatable, variants
 from strandline_bench.chaos.trial_report import failure, markdown, report, show, show_failure
 from strandline_bench.chaos.trials import run_trials
 from strandline_bench.cli import ProgressOnStderr
@@ -33,18 +32,22 @@ app = typer.Typer(
 app.command("fuzz")(fuzz_command)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-WorkDir = Annotated[Path | None, typer.Option(help="Folder for the files of trials; those of failures are kept.")]
+WorkDir = Annotated[
+    Path | None,
+    typer.Option(exists=True, file_okay=False, help="Folder for the files of trials; those of failures are kept."),
+]
+Minutes = Annotated[float, typer.Option(min=0.1, help="How long the job is disturbed.")]
 
 
 @app.callback()
 def trials_command(
     context: typer.Context,
-    trials: Annotated[int, typer.Option(help="How many trials with a fault.")] = 100,
+    trials: Annotated[int, typer.Option(min=1, help="How many trials with a fault.")] = 100,
     seed: Annotated[int, typer.Option(help="Decides about variants, faults and operations.")] = 7,
-    minutes: Annotated[float, typer.Option(help="Begin no trial after this time; 0: no limit.")] = 0,
+    minutes: Annotated[float, typer.Option(min=0, help="Begin no trial after this time; 0: no limit.")] = 0,
     stories: Annotated[str, typer.Option(help=f"With commas between: {', '.join(STORIES)}.")] = ",".join(STORIES),
     kinds: Annotated[str, typer.Option(help=f"With commas between: {', '.join(WEIGHTS)}.")] = "",
-    workers: Annotated[int, typer.Option(help="Trials side by side, each with a JVM of its own.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Trials side by side, each with a JVM of its own.")] = 1,
     journals: Annotated[
         Path | None, typer.Option(help="File with the operations of every variant, so that they are known next time.")
     ] = None,
@@ -91,16 +94,20 @@ def repeat_command(
     at: Annotated[
         str, typer.Option(help="The operation: before or after, the number, the pattern. Default: the seed decides.")
     ] = "",
-    times: Annotated[int, typer.Option(help="How often.")] = 1,
+    times: Annotated[int, typer.Option(min=1, help="How often.")] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the files even if the trial survives.")] = False,
     work_dir: WorkDir = None,
     as_json: Json = False,
 ) -> None:
     """Repeat one trial: the same input, the same fault at the same operation."""
+    try:
+        chosen = Variant.named(variant)
+        check_repeatable(at, kind)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     done: list[Trial] = []
     with Machine(work_dir, keep_all=keep) as machine:
         for _ in range(times):
-            chosen = Variant.named(variant)
             for trial in [machine.trial_at(at, seed, chosen, kind)] if at else machine.trial(seed, chosen, kind):
                 done.append(trial)
                 _tell(trial, len(done), Console(stderr=True))
@@ -111,7 +118,7 @@ def repeat_command(
 
 @app.command("two-drivers")
 def two_drivers_command(
-    minutes: Annotated[float, typer.Option(help="How long the drivers are disturbed.")] = 3,
+    minutes: Minutes = 3,
     seed: Annotated[int, typer.Option(help="Decides about input, stops and kills.")] = 7,
     changelog: Annotated[bool, typer.Option("--changelog/--no-changelog", help="Whether the changelog is on.")] = False,
     work_dir: WorkDir = None,
@@ -129,9 +136,9 @@ def two_drivers_command(
 
 @app.command("soak")
 def soak_command(
-    minutes: Annotated[float, typer.Option(help="How long rows arrive.")] = 60,
+    minutes: Minutes = 60,
     seed: Annotated[int, typer.Option(help="Decides about input and victims.")] = 7,
-    kill_every: Annotated[float, typer.Option(help="Seconds between two kills.")] = 60,
+    kill_every: Annotated[float, typer.Option(min=1, help="Seconds between two kills.")] = 60,
     changelog: Annotated[bool, typer.Option("--changelog/--no-changelog", help="Whether the changelog is on.")] = True,
     picture: Annotated[Path | None, typer.Option("--plot", help="Draw all samples over time: a PNG file.")] = None,
     work_dir: WorkDir = None,
@@ -154,7 +161,7 @@ def soak_command(
 
 @app.command("summary")
 def summary_command(
-    records: Annotated[list[Path], typer.Argument(help="Files that --record wrote.")],
+    records: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, help="Files that --record wrote.")],
     seed: Annotated[int, typer.Option(help="Printed in the title.")] = 7,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table for the documentation.")] = False,
     as_json: Json = False,
@@ -172,7 +179,7 @@ def _names(text: str, known: tuple[str, ...], option: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
-            raise ConfigError(f"{option} {name!r}: known are {', '.join(known)}")
+            raise typer.BadParameter(f"{option} {name!r}: known are {', '.join(known)}")
     return names
 
 

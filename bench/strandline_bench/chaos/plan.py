@@ -71,9 +71,14 @@ class Variant(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def named(cls, name: str) -> Variant:
-        """The variant with such a name."""
-        story, durability, sink = name.split("/")
-        return cls(story, durability == "changelog", "parquet" if sink == "parquet" else "foreach")
+        """The variant with such a name. Raises `ValueError` if there is none."""
+        for variant in variants():
+            if variant.name == name:
+                return variant
+        raise ValueError(
+            f"{name!r} is no variant: write story/durability/sink, where the story is one of {', '.join(STORIES)}, the "
+            f"durability is changelog or snapshots, and the sink is one of {', '.join(SINKS)}"
+        )
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -117,7 +122,7 @@ def draw(seed: int, chosen: Variant, kind: str, journal: Sequence[str], folder: 
 
     A label counts by the square root of its occurrences, so that rare operations get their share.
     """
-    if kind in LIES:
+    if kind == "none" or kind in LIES:
         return plan_at("", seed, chosen, kind, folder)
     chance = random.Random(f"{seed}-fault")
     of_storage = [one for one in journal if one.startswith("storage ")]
@@ -136,10 +141,11 @@ def draw(seed: int, chosen: Variant, kind: str, journal: Sequence[str], folder: 
 
 def plan_at(operation: str, seed: int, chosen: Variant, kind: str, folder: str) -> Plan:
     """The trial with a fault at `operation`, which is written as `Plan.operation` has it."""
+    if kind == "none":
+        return Plan(seed, chosen, kind, folder)
     if kind in LIES:
         return Plan(seed, chosen, kind, folder, options={**LIES[kind], **_files_of_a_lie(kind, folder)})
-    when, number, pattern = operation.split(" ", 2)
-    where = Control(pattern=pattern, number=int(number), after=when == "after")
+    where = parsed_operation(operation)
     match kind.split():
         case ["kill" | "stop" as signal, victim]:
             asking = msgspec.structs.replace(where, happening="ask")
@@ -150,6 +156,35 @@ def plan_at(operation: str, seed: int, chosen: Variant, kind: str, folder: str) 
             hanging = msgspec.structs.replace(where, happening="hang", seconds=HANGING)
             return Plan(seed, chosen, kind, folder, hanging)
     return Plan(seed, chosen, kind, folder, where)
+
+
+def parsed_operation(text: str) -> Control:
+    """The operation that `text` names as `Plan.operation` has it. Raises `ValueError` if `text` is written wrongly."""
+    found = re.fullmatch(r"(before|after) ([1-9]\d*) (\S.*)", text)
+    if found is None:
+        raise ValueError(
+            f"{text!r}: write before or after, a number from 1 on, and a regular expression, with spaces between, such "
+            "as 'after 3 ^call commit$'"
+        )
+    when, number, pattern = found.groups()
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+    return Control(pattern=pattern, number=int(number), after=when == "after")
+
+
+def check_repeatable(operation: str, kind: str) -> None:
+    """Raise `ValueError` unless a fault of this kind can happen at `operation`; empty: the seed decides where."""
+    if kind != "none" and kind not in WEIGHTS:
+        raise ValueError(f"{kind!r} is no kind of fault: known are none, {', '.join(WEIGHTS)}")
+    if not operation:
+        return
+    where = parsed_operation(operation)
+    if kind == "none" or kind in LIES:
+        raise ValueError(f"{kind!r} does not happen at one operation: leave --at out")
+    if kind.endswith(" before" if where.after else " after"):
+        raise ValueError(f"{kind!r} cannot happen {operation.split(' ', 1)[0]} an operation")
 
 
 def _files_of_a_lie(kind: str, folder: str) -> dict[str, str]:

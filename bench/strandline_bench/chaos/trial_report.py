@@ -93,10 +93,13 @@ def show(result: dict[str, Any], console: Console) -> None:
         table.add_row(*cells)
     console.print(table)
     seconds = result["seconds"]
-    console.print(
-        f"{result['operations']} different operations. A trial took {seconds['p50']} s (median) and {seconds['p99']} s "
-        "(p99)."
-    )
+    if result["trials"]:
+        console.print(
+            f"{result['operations']} different operations. A trial took {seconds['p50']} s (median) and "
+            f"{seconds['p99']} s (p99)."
+        )
+    else:
+        console.print("No trial was run.")
     for one in result["failures"]:
         show_failure(one, console)
 

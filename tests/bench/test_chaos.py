@@ -152,6 +152,21 @@ def test_the_soak_draws_every_quantity_and_sees_what_grows(tmp_path: Path) -> No
     assert flat == {**dict.fromkeys(soak.QUANTITIES, True), "handles": False, "recovery_s": None}
 
 
+@pytest.mark.parametrize(("last", "flat"), [(0.62, True), (0.63, False)])
+def test_the_soak_has_the_same_margin_for_small_quantities(last: float, flat: bool) -> None:
+    found = soak.judged([0.5] * 20 + [last] * 10)
+    assert found == {"before": 0.5, "after": last, "flat": flat}
+    problems = soak.growth_problems({"threads": soak.judged([1.0] * 30), "recovery_s": found})
+    expected = "not flat: loss until whole again (s): 0.5 in the second third, 0.6 in the last third"
+    assert problems == ([] if flat else [expected])
+
+
+def test_the_soak_does_not_judge_a_few_samples() -> None:
+    found = soak.judged([1.0] * 20 + [9.0] * 7)
+    assert found["flat"] is None
+    assert soak.growth_problems({"threads": found}) == []
+
+
 VARIANT = "plain/changelog/parquet"
 
 

@@ -144,7 +144,11 @@ def soak_command(
     work_dir: WorkDir = None,
     as_json: Json = False,
 ) -> None:
-    """Steady load and a kill every minute: memory, threads, handles, files and recovery times must stay flat."""
+    """Steady load and a kill every minute: memory, threads, handles, files and recovery times must stay flat.
+
+    After the first third, the task manager and its oldest slot are spared. The exit code is 1 if something is wrong or
+    not flat. A run of less than five minutes is too short to tell what is flat.
+    """
     if picture is not None:
         plot.check_available(picture)
     with ProgressOnStderr() as progress:

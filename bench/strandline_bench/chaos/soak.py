@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -29,16 +29,21 @@ from strandline_bench.chaos.soak_job import JOB, output_problems, write_input
 from strandline_bench.timing import Say
 
 VICTIMS: Final = ("slot", "taskmanager", "relay")
+LATE_VICTIMS: Final = ("slot", "relay")
+"""Who is killed after the first third. The task manager and its oldest slot live on, so that a leak in them shows."""
 FILE_EVERY: Final = 1.0
 """Seconds between two input files."""
 MARGIN: Final = 1.25
 """A quantity is flat if its median in the last third is at most so many times the one in the second third."""
+LEAST_SAMPLES: Final = 10
+"""A third with fewer samples says nothing."""
 PATIENCE: Final = 180.0
 
 QUANTITIES: Final = {
     "driver_mb": "memory of the driver (MB)",
     "jvm_mb": "memory of the JVM (MB)",
     "workers_mb": "memory of task manager and slots (MB)",
+    "slot_mb": "memory of the oldest slot (MB)",
     "threads": "threads, all processes",
     "handles": "open handles, all processes",
     "local_mb": "local disk (MB)",
@@ -71,6 +76,9 @@ def run(
         problems = soak.end()
     finally:
         soak.kill()
+    checkpoints = soak.facts()["checkpoints"]
+    flat = {name: judged([one[name] for one in soak.samples]) for name in QUANTITIES}
+    problems += growth_problems(flat)
     if not problems:
         shutil.rmtree(home, ignore_errors=True)
     return {
@@ -79,8 +87,8 @@ def run(
         "changelog": changelog,
         "files": soak.files,
         "kills": soak.kills,
-        "checkpoints": soak.facts()["checkpoints"] if not problems else None,
-        "flat": {name: judged([one[name] for one in soak.samples]) for name in QUANTITIES},
+        "checkpoints": checkpoints,
+        "flat": flat,
         "problems": problems,
         "folder": str(home) if problems else None,
         "samples": soak.samples,
@@ -136,7 +144,7 @@ class _Soak:
                 self.files += 1
                 next_file += FILE_EVERY
             if now >= next_kill:
-                self._lose_somebody(now)
+                self._lose_somebody(now, late=now > seconds / 3)
                 next_kill += kill_every
             if now >= next_sample:
                 self.samples.append(self._sample(now))
@@ -179,9 +187,12 @@ class _Soak:
     def _tail(self) -> str:
         return (self._home / "log").read_text(errors="replace")[-3000:]
 
-    def _lose_somebody(self, now: float) -> None:
-        kind = VICTIMS[len(self.kills) % len(VICTIMS)]
+    def _lose_somebody(self, now: float, *, late: bool) -> None:
+        kinds = LATE_VICTIMS if late else VICTIMS
+        kind = kinds[len(self.kills) % len(kinds)]
         victims = marked(self._mark, kind)
+        if late and kind == "slot":
+            victims = _by_age(victims)[1:]
         if victims:
             victim = self._chance.choice(victims)
             with suppress(psutil.Error):
@@ -191,7 +202,8 @@ class _Soak:
     def _sample(self, now: float) -> Sample:
         driver = psutil.Process(self._process.pid)
         jvms = [child for child in driver.children() if "java" in child.name()]
-        own = [*marked(self._mark, "slot"), *marked(self._mark, "taskmanager")]
+        slots = _by_age(marked(self._mark, "slot"))
+        own = [*slots, *marked(self._mark, "taskmanager")]
         everybody = [driver, *jvms, *own]
         metadata = sorted(
             (self._home / "ckpt" / JOB).glob("chk-*/_metadata"), key=lambda path: int(path.parent.name[4:])
@@ -201,6 +213,7 @@ class _Soak:
             "driver_mb": _total([driver], lambda one: one.memory_info().rss / 1e6),
             "jvm_mb": _total(jvms, lambda one: one.memory_info().rss / 1e6),
             "workers_mb": _total(own, lambda one: one.memory_info().rss / 1e6),
+            "slot_mb": _total(slots[:1], lambda one: one.memory_info().rss / 1e6) or None,
             "threads": _total(everybody, lambda one: one.num_threads()),
             "handles": _total(everybody, lambda one: one.num_fds()),
             "local_mb": round(sum(map(_size, files_below(self._home / "local"))) / 1e6, 2),
@@ -216,6 +229,15 @@ class _Soak:
             return None
         ends = [began + ms / 1000 for began, ms, _kind in self.facts()["recoveries"] if began + ms / 1000 > losses[-1]]
         return round(min(ends) - losses[-1], 2) if ends else None
+
+
+def _by_age(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Oldest first."""
+    found = []
+    for process in processes:
+        with suppress(psutil.Error):  # it has just been killed
+            found.append((process.create_time(), process.pid, process))
+    return [process for _began, _pid, process in sorted(found)]
 
 
 def _total(processes: Sequence[psutil.Process], figure: Any) -> float:
@@ -239,18 +261,27 @@ def judged(values: Sequence[float | None]) -> dict[str, Any]:
     before, after = (
         [one for one in part if one is not None] for part in (values[third : 2 * third], values[2 * third :])
     )
-    if not before or not after:
+    if min(len(before), len(after)) < LEAST_SAMPLES:
         return {"before": None, "after": None, "flat": None}
     middle, last = statistics.median(before), statistics.median(after)
-    return {"before": middle, "after": last, "flat": last <= middle * MARGIN + 1}
+    return {"before": middle, "after": last, "flat": last <= middle * MARGIN}
+
+
+def growth_problems(flat: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A text for each quantity that did not stay flat."""
+    return [
+        f"not flat: {QUANTITIES[name]}: {one['before']:,.1f} in the second third, {one['after']:,.1f} in the last third"
+        for name, one in flat.items()
+        if one["flat"] is False
+    ]
 
 
 def draw(result: dict[str, Any], file: Path) -> None:
     """A picture with a panel for each quantity, and a line for each kill."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    panels = figure.subplots(3, 3, sharex=True)
+    figure = Figure(figsize=(11, 12), layout="constrained")
+    panels = figure.subplots(5, 2, sharex=True)
     minutes = [sample["at_s"] / 60 for sample in result["samples"]]
     for panel, (name, title) in zip(panels.flat, QUANTITIES.items(), strict=True):
         values = [sample[name] for sample in result["samples"]]
@@ -284,4 +315,4 @@ def show(result: dict[str, Any], console: Console) -> None:
     for problem in result["problems"]:
         console.print(problem, markup=False, highlight=False, soft_wrap=True)
     if not result["problems"]:
-        console.print("output equals the batch computation; no process is left")
+        console.print("output equals the batch computation; no process is left; nothing has grown")

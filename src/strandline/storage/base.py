@@ -101,17 +101,22 @@ class Storage(ABC):
 
 def checked_path(path: str) -> str:
     """`path` itself, if every storage accepts it. Raises `StorageError` otherwise."""
-    parts = path.split("/")
-    if (
-        any(part in ("", ".", "..") or part.startswith(TEMPORARY) for part in parts)
-        or "\\" in path
-        or not path.isprintable()
-    ):
+    if not is_valid_path(path):
         raise StorageError(
             f"{path!r} is not a valid path in a storage; use a relative path with forward slashes, without '.', '..', "
             f"empty parts, backslashes, control characters, or parts that begin with {TEMPORARY!r}"
         )
     return path
+
+
+def is_valid_path(path: str) -> bool:
+    """Whether every storage accepts the path."""
+    parts = path.split("/")
+    return (
+        all(part not in ("", ".", "..") and not part.startswith(TEMPORARY) for part in parts)
+        and "\\" not in path
+        and path.isprintable()
+    )
 
 
 def checked_prefix(prefix: str) -> str:

@@ -21,7 +21,7 @@ from strandline.errors import (
     StorageFullError,
     UnknownOutcomeError,
 )
-from strandline.storage.base import TEMPORARY, Storage, StoredFile, checked_path, checked_prefix
+from strandline.storage.base import TEMPORARY, Storage, StoredFile, checked_path, checked_prefix, is_valid_path
 
 T = TypeVar("T")
 
@@ -232,8 +232,8 @@ def _collect(folder: Path, prefix: str, after: str | None) -> Iterator[StoredFil
     with _translated(folder), suppress(*_NO_FILE), os.scandir(folder) as entries:
         for entry in entries:
             path = f"{prefix}{entry.name}"
-            if entry.name.startswith(TEMPORARY):
-                continue
+            if not is_valid_path(entry.name):
+                continue  # A temporary file, or a name that no storage accepts, so that nobody could ask for the file.
             if entry.is_dir():
                 if entry.is_symlink():
                     continue

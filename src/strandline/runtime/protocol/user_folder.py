@@ -50,6 +50,6 @@ def _check(folder: Path) -> None:
 
 def _unsafe(folder: Path, reason: str) -> UnsafeFolderError:
     return UnsafeFolderError(
-        f"the local files of user {os.geteuid()} cannot be kept in {folder}: {reason}; remove it, or choose another "
-        "place with the option local_dir"
+        f"the local files of user {os.geteuid()} cannot be kept in {folder}: {reason}; remove it (another "
+        "user's: ask that user, or root); for all but sockets, the option local_dir names another place"
     )

@@ -283,6 +283,22 @@ def test_a_file_name_with_a_generation_that_no_job_reaches_is_not_believed(sink:
     assert check_sink(sink, SINK, JOB, checkpoint(1, [])) == 0
 
 
+def test_copies_in_other_folders_are_the_users(sink: LocalStorage) -> None:
+    later = sink_file(8)
+    stage(sink, later)
+    publish(sink, [later])
+    copies = [f"backup/{later.final}", f"backup/{later.final}.staged", f"_a/b/{later.final}.staged"]
+    for copy in copies:
+        sink.write(copy, b"rows")
+    strange = sink.root / "x\\y"
+    strange.mkdir()
+    (strange / later.final).touch()
+    recover(sink, checkpoint(7, []))
+    assert {file.path for file in sink.list()} >= set(copies)
+    assert not sink.exists(later.final)
+    assert (strange / later.final).exists()
+
+
 def test_a_driver_that_was_taken_over_deletes_nothing(sink: LocalStorage) -> None:
     later, staged = sink_file(8), sink_file(9)
     stage(sink, later, staged)

@@ -65,11 +65,13 @@ class _Listing:
         return found
 
     def _add(self, path: str, sink: str, job: str) -> None:
-        name = path.rsplit("/", 1)[-1]
-        match = FINAL_NAME.fullmatch(name.removesuffix(".staged"))
+        # Only where the job puts its files: a copy that the user keeps in a folder below is the user's.
+        folder, _, name = path.rpartition("/")
+        staged = name.endswith(".staged") and folder[:1] == "_" and "/" not in folder
+        match = FINAL_NAME.fullmatch(name.removesuffix(".staged")) if staged or not folder else None
         if match and generation_of(int(match["batch"])) <= HIGHEST_KNOWN_GENERATION:
             if match["job"] == job:
-                self.ours.append(ListedSinkFile(sink, path, int(match["batch"]), not name.endswith(".staged")))
+                self.ours.append(ListedSinkFile(sink, path, int(match["batch"]), not staged))
             else:
                 self.others.add(match["job"])
         elif match := _WITHDRAWN.fullmatch(path):

@@ -353,7 +353,7 @@ def _digest(version: int, packed_size: int, body_size: int, packed: bytes | memo
 def _not_metadata(where: str) -> MetadataError:
     return MetadataError(
         f"{where} is not a metadata file: it does not begin with SLMD. "
-        "Give the path of a checkpoint directory (chk-N) or of the _metadata file in it."
+        "It is damaged, or the path that was given is not that of a checkpoint directory (chk-N), or of its _metadata."
     )
 
 

@@ -254,7 +254,12 @@ class Cluster(CoordinatorCalls):
         """
         silent = self._managers.silent()
         for identity in silent:
-            log.warning("job %s: task manager %s is silent", self.run.job, identity)
+            log.warning(
+                "job %s: task manager %s has been silent for %g s (heartbeat_timeout)",
+                self.run.job,
+                identity,
+                self.run.heartbeat_timeout,
+            )
             self._managers.forget(identity)
         return any(not one.nearby for one in silent.values())
 

@@ -128,7 +128,9 @@ class TaskManagers:
             if known is None:
                 return SlotLostError(f"task manager {identity} is not known")
             if known.silence.seconds() > self._timeout:
-                return SlotLostError(f"task manager {identity} has been silent for {self._timeout:g} s")
+                return SlotLostError(
+                    f"task manager {identity} has been silent for {self._timeout:g} s (heartbeat_timeout)"
+                )
             try:
                 return method(known.client, requests[identity])
             except StrandlineError as error:

@@ -244,7 +244,9 @@ class Client:
         broken = 0
         while True:
             if self._abandoned != begun:
-                raise SlotLostError(f"{self._called(method)}: the call was abandoned, because its run ends")
+                raise SlotLostError(
+                    f"{self._called(method)}: the call was given up, because the run ends or the process counts as lost"
+                )
             try:
                 (result,) = self._client.do_action(action, options)
                 return cast("bytes", result.body.to_pybytes())

@@ -69,7 +69,7 @@ def open_savepoint(location: str, options: dict[str, str]) -> tuple[Storage, Che
 
     Raises `CheckpointNotFoundError` if there is none, `MetadataError` if it is damaged or names files elsewhere.
     """
-    place = location.rstrip("/").removesuffix(f"/{METADATA}")
+    place = location.rstrip("/").removesuffix(f"/{METADATA}") or "/"
     if "://" not in place:
         place = os.path.abspath(os.path.expanduser(place))
         if not os.path.isdir(place):  # `open_storage` would create the folder

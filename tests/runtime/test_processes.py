@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from strandline.runtime.protocol.slot_calls import (
 )
 from strandline.runtime.protocol.taskmanager_calls import (
     ForSlots,
+    OlderSlots,
     StartSlots,
     TaskManagerClient,
 )
@@ -242,6 +244,26 @@ def test_a_slot_that_is_asked_for_late_does_not_replace_a_later_one(driver: Driv
             driver.start(driver.spec(0, incarnation))
     assert driver.slot_pids() == before
     assert driver.statuses().values[0].incarnation == 3
+
+
+def test_slots_of_a_generation_that_ended_while_their_start_waited_are_not_started(driver: Driver) -> None:
+    manager = TaskManager(driver.run, "another")
+    try:
+        with ThreadPoolExecutor() as pool:
+            with manager._changing:
+                late = pool.submit(manager.start_slots, StartSlots([driver.spec(0)], use_copies=False))
+                wait_until(lambda: manager._slots.generation == 1)
+                following = pool.submit(manager.end_older_slots, OlderSlots(2))
+                wait_until(lambda: manager._slots.generation == 2)
+            with pytest.raises(StaleAttemptError, match="generation 2 has begun"):
+                late.result()
+            following.result()
+        with pytest.raises(StaleAttemptError, match="generation 2 has begun"):
+            manager.end_older_slots(OlderSlots(1))
+        assert manager.describe(NOTHING).slots == {}
+    finally:
+        manager._slots.end_all()
+        manager.server.close()
 
 
 def test_nobody_else_can_read_what_the_processes_of_a_run_write(driver: Driver) -> None:

@@ -134,14 +134,16 @@ class TaskManager(TaskManagerCalls):
     def start_slots(self, request: StartSlots) -> dict[int, StartedSlot]:
         copies = str(self._folder / "copies") if request.use_copies else None
         specs = [msgspec.structs.replace(spec, manager=self.server.address, copies=copies) for spec in request.specs]
-        self._slots.generation = max([self._slots.generation, *(spec.generation for spec in specs)])
+        generation = max((spec.generation for spec in specs), default=self._slots.generation)
+        self._slots.reach(generation)
         with self._changing:
+            self._refuse_older_generation(generation)
             for spec in specs:
                 self._refuse_older(spec)
             for spec in specs:
                 self._slots.end(spec.index)
                 self._durability.slot_starting(spec)
-            self._clear_old_generations(max((spec.generation for spec in specs), default=0))
+            self._clear_old_generations(generation)
             outcomes = list(self._slots.pool.map(self._start, specs))
             self._slots.end_spares()
         for outcome in outcomes:
@@ -152,6 +154,14 @@ class TaskManager(TaskManagerCalls):
             for slot in outcomes
             if isinstance(slot, SlotProcess)
         }
+
+    def _refuse_older_generation(self, generation: int) -> None:
+        """Raises `StaleAttemptError` if a later generation has begun while a call waited for `_changing`."""
+        if generation < self._slots.generation:
+            raise StaleAttemptError(
+                f"job {self.run.job}: the caller is of generation {generation}, but generation "
+                f"{self._slots.generation} has begun"
+            )
 
     def _refuse_older(self, spec: SlotSpec) -> None:
         """Raises `StaleAttemptError` if a later incarnation of the slot runs already: the call was delayed."""
@@ -175,8 +185,9 @@ class TaskManager(TaskManagerCalls):
         return slot
 
     def end_older_slots(self, request: OlderSlots) -> None:
-        self._slots.generation = max(self._slots.generation, request.generation)
+        self._slots.reach(request.generation)
         with self._changing:
+            self._refuse_older_generation(request.generation)
             self._clear_old_generations(request.generation)
             self._slots.end_spares()
             if not self._slots.all():
@@ -283,7 +294,20 @@ class TaskManager(TaskManagerCalls):
         self._ended.set()
 
     def serve(self) -> None:
-        """Send heartbeats until the driver is gone, or does not need this task manager any more."""
+        """Send heartbeats until the driver is gone, or does not need this task manager any more; then end the process.
+
+        The slots end with it, and the local files are deleted, whatever fails.
+        """
+        code = 0
+        for act in (self._send_heartbeats, self._slots.end_all, self._durability.close, self._clear_up):
+            try:
+                act()
+            except Exception:
+                log.exception("the task manager has failed")
+                code = 1
+        os._exit(code)
+
+    def _send_heartbeats(self) -> None:
         last_answer = time.monotonic()
         while not self._ended.wait(HEARTBEAT_EVERY):
             self._folder_lock.refresh()
@@ -300,12 +324,11 @@ class TaskManager(TaskManagerCalls):
                 if time.monotonic() - last_answer > self.run.heartbeat_timeout - HEARTBEAT_EVERY:
                     log.warning("the driver has been silent for %.0f s: ending", self.run.heartbeat_timeout)
                     break
-        self._slots.end_all()
-        self._durability.close()
+
+    def _clear_up(self) -> None:
         if self._folder_lock.release():
             shutil.rmtree(self._folder, ignore_errors=True)
             clear_socket_folder(self.run.run_id)
-        os._exit(0)
 
 
 def main() -> None:

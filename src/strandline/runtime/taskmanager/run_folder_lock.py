@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 RUN_IS_DEAD_AFTER = 60.0
@@ -23,7 +24,8 @@ class RunFolderLock:
 
     def refresh(self) -> None:
         """Note that the run lives now."""
-        os.utime(self._folder / _LOCK)
+        with suppress(FileNotFoundError):  # somebody has deleted the folder; the slots that need it will say so
+            os.utime(self._folder / _LOCK)
 
     def release(self) -> bool:
         """Give the lock up; True if no other task manager of the run holds it, so that the folder may be deleted."""
@@ -37,11 +39,12 @@ class RunFolderLock:
         run counts as dead only after some time.
         """
         for folder in self._folder.parent.iterdir():
-            lock = folder / _LOCK
-            if folder == self._folder or not lock.exists():
+            if folder == self._folder:
                 continue
-            if time.time() - lock.stat().st_mtime >= RUN_IS_DEAD_AFTER and _nobody_holds(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # no folder of a run, or another task manager deletes it just now
+                age = time.time() - (folder / _LOCK).stat().st_mtime
+                if age >= RUN_IS_DEAD_AFTER and _nobody_holds(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _nobody_holds(folder: Path) -> bool:

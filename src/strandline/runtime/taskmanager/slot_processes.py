@@ -85,9 +85,9 @@ class SlotProcess:
 
 
 class SlotProcesses:
-    """The slots of one task manager, by index. The caller starts and ends slots from one thread at a time.
+    """The slots of one task manager, by index. Safe to use from several threads.
 
-    Other threads may call slots meanwhile.
+    The caller sees to it that a slot is not started while it is being ended.
     """
 
     def __init__(self, job: str, folder: Path, timeout: float, on_failure: OnFailure) -> None:
@@ -103,7 +103,7 @@ class SlotProcesses:
         self._timeout = timeout
         self._on_failure = on_failure
         self._lock = threading.Lock()
-        """Protects `_slots`."""
+        """Protects `_slots`, `_spares` and `generation`."""
         self._slots: dict[int, SlotProcess] = {}
         self._spares: list[tuple[subprocess.Popen[bytes], Path]] = []
         """Processes that wait to become slots, and their logs."""
@@ -117,6 +117,11 @@ class SlotProcesses:
             return self._slots.get(index)
 
     # --- life ------------------------------------------------------------------------------------
+
+    def reach(self, generation: int) -> None:
+        """Note that a generation has begun, unless a later one has."""
+        with self._lock:
+            self.generation = max(self.generation, generation)
 
     def start(self, spec: SlotSpec) -> SlotProcess:
         """Start a slot; returns once it holds its state. Raises the slot's error, or `SlotLostError` if it dies."""
@@ -186,8 +191,9 @@ class SlotProcesses:
 
     def start_spares(self, count: int) -> None:
         """Start processes in advance, until `count` wait to become slots."""
-        while len(self._spares) < count:
-            self._spares.append(self._spawn(self._folder / f"slot-spare-{time.time_ns()}.log"))
+        with self._lock:
+            while len(self._spares) < count:
+                self._spares.append(self._spawn(self._folder / f"slot-spare-{time.time_ns()}.log"))
 
     def end_spares(self) -> None:
         while (spare := self._take_spare()) is not None:
@@ -205,8 +211,8 @@ class SlotProcesses:
         return process, log_path
 
     def _take_spare(self) -> tuple[subprocess.Popen[bytes], Path] | None:
-        with suppress(IndexError):
-            while True:
+        with self._lock:
+            while self._spares:
                 spare = self._spares.pop()
                 if spare[0].poll() is None:
                     return spare

@@ -135,7 +135,7 @@ class Changelog:
         """Prepare for a slot that is about to come up: what its predecessor prepared will never commit."""
         unneeded: list[str] = []
         with self._lock:
-            if spec.generation != self._shared.generation:
+            if spec.generation > self._shared.generation:
                 unneeded = self._begin_generation(spec.generation)
             # The slot may have died after the decision, and before the commit was heard of here.
             self.queue.commit(spec.decided_batch)

@@ -32,6 +32,11 @@ def shown(text: str) -> str:
     return without_controls(hidden)
 
 
+def has_password(url: str) -> bool:
+    """Whether `url` holds a user and a password, which every process that is given the URL would show."""
+    return _USER_INFO.match(url) is not None
+
+
 def without_controls(text: str) -> str:
     """`text` with control characters as escapes, so that a terminal shows them instead of obeying."""
     return text if text.isprintable() else _CONTROL.sub(lambda found: ascii(found.group())[1:-1], text)

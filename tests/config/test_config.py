@@ -705,6 +705,12 @@ def test_every_default_is_a_valid_value_that_reads_as_itself() -> None:
 # --- the reference -------------------------------------------------------------------------------
 
 
+def test_a_url_with_a_password_is_refused_and_the_password_not_shown() -> None:
+    with pytest.raises(ConfigError, match="put it into storage_options") as raised:
+        Config(checkpoint_dir="s3://me:hunter2@bucket/x")
+    assert "hunter2" not in str(raised.value)
+
+
 def test_the_reference_in_docs_is_up_to_date() -> None:
     file = Path(__file__).parents[2] / "docs" / "configuration.md"
     assert file.read_text(encoding="utf-8") == reference_markdown(), (

@@ -159,3 +159,9 @@ def test_without_its_client_hdfs_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.delitem(sys.modules, "strandline.storage.hdfs", raising=False)
     with pytest.raises(ConfigError, match=r"strandline\[hdfs\]"):
         open_storage("hdfs://namenode:8020/x")
+
+
+def test_a_url_with_a_password_is_refused_and_the_password_not_shown() -> None:
+    with pytest.raises(ConfigError, match="holds a password") as raised:
+        open_storage("s3://me:hunter2@bucket/x")
+    assert "hunter2" not in str(raised.value)

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Generic, TypeVar, cast, overload
 
 from strandline.errors import ConfigError
+from strandline.redaction import has_password
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -320,16 +321,23 @@ def _parse_text(value: object) -> str:
     return value
 
 
+def _parse_path(value: object) -> str:
+    text = _parse_text(value)
+    if has_password(text):
+        raise ValueError("a URL must not hold a password: put it into storage_options")
+    return text
+
+
 TEXT: Kind[str, str] = Kind("str", "a text that is not empty", _parse_text)
-PATH: Kind[PathLike, str] = Kind("path", "a path or URL that is not empty", _parse_text)
+PATH: Kind[PathLike, str] = Kind("path", "a path or URL that is not empty", _parse_path)
 
 
 def _parse_paths(value: object) -> tuple[str, ...]:
     if isinstance(value, (str, os.PathLike)):
-        return (_parse_text(value),)
+        return (_parse_path(value),)
     if not isinstance(value, Sequence):
         raise ValueError
-    return tuple(map(_parse_text, value))
+    return tuple(map(_parse_path, value))
 
 
 PATHS: Kind[Sequence[PathLike], tuple[str, ...]] = Kind("list of paths", "a list of paths or URLs", _parse_paths)

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from strandline.errors import ConfigError
+from strandline.redaction import has_password
 from strandline.storage.base import Storage
 from strandline.storage.local import LocalStorage
 from strandline.storage.object_store import SCHEMES as OBJECT_STORE_SCHEMES
@@ -47,6 +48,8 @@ def is_local(url: str) -> bool:
 
 
 def _open(url: str, options: Mapping[str, str] | None) -> Storage:
+    if has_password(url):
+        raise ConfigError(f"the storage {url!r} is refused: its URL holds a password; pass it as a storage option")
     scheme = _scheme(url)
     if scheme == "file":
         return LocalStorage(url)

@@ -55,6 +55,11 @@ def progress(pid: int) -> tuple[float, int]:
     return used, moved.read_bytes + moved.write_bytes
 
 
+def mark_of_task_manager(pid: int, started: int) -> str:
+    """An argument of every slot, which says whose slot it is."""
+    return f"task-manager-{pid}-{started}"
+
+
 def kill_task_manager(pid: int, started: int) -> bool:
     """Kill a task manager of this host and its slots, frozen or not; False if there is nothing to kill.
 
@@ -70,19 +75,20 @@ def kill_task_manager(pid: int, started: int) -> bool:
                 os.kill(pid, signal.SIGKILL)
             return True
         return False
-    orphans = [process for process in psutil.process_iter() if _is_slot_of(process, pid)]
+    orphans = [process for process in psutil.process_iter() if _is_slot_of(process, pid, started)]
     for slot in orphans:
         with suppress(psutil.Error):
             slot.kill()
     return bool(orphans)
 
 
-def _is_slot_of(process: psutil.Process, group: int) -> bool:
-    """Whether a process is a slot of the task manager that led `group`. Such a slot may be stopped and not know it."""
+def _is_slot_of(process: psutil.Process, pid: int, started: int) -> bool:
+    """Whether a process is a slot of a task manager that is gone. Such a slot may be stopped and not know it."""
     try:
-        return os.getpgid(process.pid) == group and any(SLOT_MODULE in word for word in process.cmdline())
+        words = process.cmdline()
     except (OSError, psutil.Error):
         return False
+    return mark_of_task_manager(pid, started) in words and any(SLOT_MODULE in word for word in words)
 
 
 def stopped_python_workers(executor: int) -> list[psutil.Process]:

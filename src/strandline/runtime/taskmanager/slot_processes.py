@@ -19,6 +19,7 @@ from typing import IO, TypeVar, cast
 import msgspec
 
 from strandline.errors import SlotLostError, StrandlineError
+from strandline.runtime.liveness.processes import mark_of_task_manager, started_at
 from strandline.runtime.liveness.threads import OnFailure
 from strandline.runtime.protocol.calls import LONG, NOTHING
 from strandline.runtime.protocol.failures import Failure
@@ -105,6 +106,7 @@ class SlotProcesses:
         self._lock = threading.Lock()
         """Protects `_slots`, `_spares` and `generation`."""
         self._slots: dict[int, SlotProcess] = {}
+        self._mark = mark_of_task_manager(os.getpid(), started_at(os.getpid()))
         self._spares: list[tuple[subprocess.Popen[bytes], Path]] = []
         """Processes that wait to become slots, and their logs."""
 
@@ -202,7 +204,7 @@ class SlotProcesses:
     def _spawn(self, log_path: Path) -> tuple[subprocess.Popen[bytes], Path]:
         with log_path.open("ab") as log_file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "strandline.runtime.slot.process"],
+                [sys.executable, "-m", "strandline.runtime.slot.process", self._mark],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log_file,

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes requirements.lock from pyproject.toml: every dependency with all extras, pinned, with the hashes of its files
-# for all platforms, and without a word about where this machine gets its packages from. What the second package, in
-# bench/, needs is part of the dev extra.
+# for all platforms, but without the address of the index. What the second package, in bench/, needs is part of the dev
+# extra.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -39,8 +39,8 @@ class Home:
     checkpoint_id: int | None = None
     """The id in the name of the checkpoint's folder; None for a savepoint."""
     others: tuple[str, ...] | None = ()
-    """The roots of the other storages that may hold files of the job, such as `changelog_dir`. None is for callers that
-    open no file: it accepts every root, and a folder that was renamed."""
+    """The roots of the other storages that may hold files of the job, such as `changelog_dir`. None accepts every
+    root, and also a folder that was renamed. It is for callers that open no file."""
 
     def check(self, metadata: CheckpointMetadata) -> None:
         """Raise `Refused` unless every name and every path in `metadata` stays at home."""

@@ -47,7 +47,7 @@ class PendingCheckpoint:
     """When the barrier was taken."""
     subtasks: frozenset[Subtask]
     epoch: float = 0.0
-    """What makes seconds since the epoch of the times above. Acknowledgements have such seconds."""
+    """Added to a time above, this gives seconds since the epoch, which acknowledgements contain."""
     acks: dict[Subtask, SubtaskAck] = field(default_factory=dict)
     uploaded_paths: set[str] = field(default_factory=set)
     known_paths: set[str] = field(default_factory=set)

@@ -297,6 +297,7 @@ class Run:
                 failure = error
             except Exception as error:  # noqa: BLE001 - Spark raises many types; the restart strategy decides about all
                 failure = StrandlineError(f"job {self.name}: {type(error).__name__}: {error}")
+            # Not even `PASSING_ERRORS` pass here: `open_generation` has tried the older checkpoints already.
             final = isinstance(failure, FINAL_ERRORS)
 
     def _close_generation(self, generation: Generation, patience: float | None = None) -> None:

@@ -125,6 +125,8 @@ class TaskManagers:
 
         def one(identity: str) -> Told | StrandlineError:
             known = self._known.get(identity)
+            if self._abandoned:  # while this call waited for a thread
+                return SlotLostError("the run ends")
             if known is None:
                 return SlotLostError(f"task manager {identity} is not known")
             if known.silence.seconds() > self._timeout:

@@ -51,7 +51,7 @@ def is_local_master(master: str) -> bool:
 
 
 def default_bind_host(master: str, configured: str | None) -> str:
-    """What the processes of a run listen on: loopback when Spark runs in one process, else "", as `listen_on` knows."""
+    """What the processes of a run listen on: loopback when Spark runs in one process, else "": see `listen_on`."""
     return configured or ("127.0.0.1" if is_local_master(master) else "")
 
 

@@ -36,6 +36,6 @@ class Exchanges:
                 silence.heard()
 
     def longest_silence(self) -> float:
-        """For how many seconds the relay has been silent that has been silent for longest. To be asked often."""
+        """The longest silence of any relay, in seconds. To be asked often."""
         with self._lock:
             return max((silence.seconds() for silence in self._open.values()), default=0.0)

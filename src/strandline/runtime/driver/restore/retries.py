@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LASTING = (AlreadyExistsError, StorageFullError)
-"""Errors that the same operation would raise again. `NotFoundError` is none: some stores show new files late."""
+"""Errors that the same operation would raise again. `NotFoundError` is not one: some stores show new files late."""
 
 
 class Retries:

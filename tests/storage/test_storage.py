@@ -595,8 +595,10 @@ def test_other_users_cannot_read_checkpoints_on_local_disk(tmp_path: Path) -> No
 def test_other_users_can_read_the_output_of_a_sink(tmp_path: Path) -> None:
     modes = fill(open_storage(str(tmp_path / "out"), private=False), tmp_path)
     assert set(modes.values()) == {0o755, 0o644}
-    open_storage(f"faulty+file://{tmp_path}/faulty", private=False).write("a", b"1")
-    assert mode_of(tmp_path / "faulty" / "a") == 0o644
+    late = {"stale_folder": str(tmp_path / "late"), "stale_seconds": "1"}
+    for name, options in (("faulty", {}), ("stale", late)):
+        open_storage(f"faulty+file://{tmp_path}/{name}", options, private=False).write("a", b"1")
+        assert mode_of(tmp_path / name / "a") == 0o644
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])

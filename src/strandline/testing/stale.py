@@ -46,6 +46,15 @@ class StaleStorage(Storage):
         self._switched_on = switched_on
         folder.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def private(self) -> bool:
+        """See `Storage.private`."""
+        return self._inner.private
+
+    @private.setter
+    def private(self, value: bool) -> None:
+        self._inner.private = value
+
     def read(self, path: str) -> bytes:
         before = self._before("read", path)
         return self._inner.read(path) if before is None else self._data(before)

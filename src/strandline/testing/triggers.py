@@ -1,8 +1,8 @@
 """A fault at one chosen operation of a run: a control file tells all processes which one it is, and what happens there.
 
 An operation is a call of a storage (`storage create job/log/...`) or a call between processes (`call commit`, `rows
-exchange`). All processes count together. So "the third `call commit` of the run fails after it took effect" can be
-said, whichever process makes that call. The file is read at every operation: a test changes it during a run.
+open`, `rows chunk`). All processes count together. So "the third `call commit` of the run fails after it took effect"
+can be said, whichever process makes that call. The file is read at every operation: a test changes it during a run.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class SlotWatch:
     """Asks a slot for a sign of life every second, and kills its process when there is none for `timeout` seconds.
 
     A slot that does not answer but works is not killed: user code or RocksDB may hold the interpreter for long. While
-    the slot starts, its lines on standard output are the signs of life. A slot that a relay keeps busy which has gone
-    silent is killed, too: nothing else could take the slot from the relay.
+    the slot starts, its lines on standard output are the signs of life. If the relay that keeps a slot busy goes
+    silent, the slot is killed, too: nothing else could take the slot from the relay.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], name: str, timeout: float, on_failure: OnFailure) -> None:

@@ -53,6 +53,8 @@ def run(minutes: float, seed: int, *, changelog: bool, work_dir: Path | None = N
     with Machine(work_dir) as machine:
         trial = machine.finish(plan)
     problems += trial.problems
+    foreign = [line[:500] for driver in drivers for line in driver.lines("foreign")]
+    problems += [f"an error that is not ours: {line.removeprefix('foreign ')}" for line in foreign]
     log_entries = sorted((place.checkpoints / JOB / "log").iterdir())
     result = {
         "minutes": minutes,
@@ -63,7 +65,7 @@ def run(minutes: float, seed: int, *, changelog: bool, work_dir: Path | None = N
         "starts": sum(driver.count("started") for driver in drivers),
         "fenced": sum(driver.count("fenced") for driver in drivers),
         "errors": [line[:500] for driver in drivers for line in driver.lines("error")][:20],
-        "foreign_errors": [line[:500] for driver in drivers for line in driver.lines("foreign")][:20],
+        "foreign_errors": foreign[:20],
         "log_entries": int(log_entries[-1].stem) + 1 if log_entries else 0,
         "problems": problems,
         "folder": str(home) if problems else None,
@@ -109,8 +111,8 @@ class _Driver:
     def await_start(self) -> None:
         """Wait until the driver has run the job once."""
         deadline = time.monotonic() + PATIENCE
-        while not self.count("started") and time.monotonic() < deadline:
-            if self.process.poll() is not None:
+        while not self.count("started"):
+            if self.process.poll() is not None or time.monotonic() > deadline:
                 raise StrandlineError(f"a driver did not start; see its log in {self._home}")
             time.sleep(0.05)
 

@@ -286,9 +286,12 @@ class BatchFunction:
                 if round_.number >= MAX_ROUNDS:
                     raise
 
-    def recover(self) -> None:
-        """Replace lost slots. They start with the state of the last committed batch. The caller holds `busy`."""
-        replaced = self._replace_lost_slots()
+    def recover(self, asked_to_end: Callable[[], bool] = lambda: False) -> None:
+        """Replace lost slots. They start with the state of the last committed batch. The caller holds `busy`.
+
+        If an attempt fails and `asked_to_end` returns True, there is no further attempt: some slots may be missing.
+        """
+        replaced = self._replace_lost_slots(asked_to_end)
         if replaced:
             self.replaced_slots += len(replaced)
             for index in replaced:
@@ -298,7 +301,7 @@ class BatchFunction:
             self._clock.forget()
             self._checkpoints.slots_replaced()
 
-    def _replace_lost_slots(self) -> set[int]:
+    def _replace_lost_slots(self, asked_to_end: Callable[[], bool]) -> set[int]:
         replaced: set[int] = set()
         for _ in range(MAX_ROUNDS):
             try:
@@ -310,6 +313,12 @@ class BatchFunction:
                 raise
             except SlotLostError as error:
                 log.warning("job %s: a slot was lost while slots were replaced: %s", self._cluster.run.job, error)
+                # An attempt may take many seconds. Whoever is not wanted any more makes no further one.
+                self._checkpoints.check_not_fenced()
+                if self._cluster.abandoned or self._ending.is_set():
+                    raise SlotLostError(f"job {self._cluster.run.job}: the run ends") from error
+                if asked_to_end():
+                    return replaced
         raise SlotLostError(
             f"job {self._cluster.run.job}: slots were lost in each of {MAX_ROUNDS} attempts to replace them; the logs "
             "of the slots are in the run's folder under local_dir"

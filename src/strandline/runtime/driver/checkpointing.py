@@ -280,6 +280,15 @@ class Checkpoints:
         if waits:
             self.slots_replaced()
 
+    def check_not_fenced(self) -> None:
+        """Raise the failure of the checkpoints, or `FencedError` if another driver has taken the job over.
+
+        Any thread may call this. Raises nothing if storage does not say who has the job.
+        """
+        if self.failure is not None:
+            raise self.failure
+        self._check_fence()
+
     def _check_fence(self) -> None:
         """Raise `FencedError` if another driver has taken the job over. If storage does not say, look again later."""
         try:

@@ -124,7 +124,8 @@ class Cluster(CoordinatorCalls):
         self._restore = NO_RESTORE_POINT
         self._segments = DurableSegments()
         self._closed = False
-        self._abandoned = False
+        self.abandoned = False
+        """Whether the run ends at once: nobody waits for slots any more."""
         self._lock = threading.RLock()
         self._secret = secret
         self._tls = tls
@@ -266,7 +267,7 @@ class Cluster(CoordinatorCalls):
     def recover(self, decided_batch: int) -> list[int]:
         """Replace every lost slot at `decided_batch`; the others keep their state. Returns which were replaced."""
         with self._lock:
-            if self._abandoned:
+            if self.abandoned:
                 raise SlotLostError(f"job {self.run.job}: the run ends")
             missing = self.lost()
             if missing:
@@ -487,7 +488,7 @@ class Cluster(CoordinatorCalls):
 
     def _tell(self, method: Callable[[TaskManagerClient, Asked], None], news: Asked) -> None:
         """Tell all task managers. One that does not answer is forgotten if no slot is there, else found lost later."""
-        if self._abandoned:
+        if self.abandoned:
             return
         for identity, answer in self._managers.ask(self._managers, method, news):
             if not isinstance(answer, StrandlineError):
@@ -499,7 +500,7 @@ class Cluster(CoordinatorCalls):
 
     def abandon(self) -> None:
         """End all calls and Spark jobs of the cluster that are under way, because the run ends at once."""
-        self._abandoned = True
+        self.abandoned = True
         self._managers.abandon()
         self._spark_context.cancelJobGroup(self._run_id)
 

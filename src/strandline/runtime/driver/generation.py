@@ -74,7 +74,7 @@ class Generation:
                     return failure
                 self._clock.tick()  # the sources are drained, but their last rows moved the watermark
                 self._query = self._start_query()
-            failure = self._replace_lost_slots()
+            failure = self._replace_lost_slots(asked_to_end)
             if failure is not None:
                 return failure
             self._clock.tick_if_due()
@@ -95,7 +95,7 @@ class Generation:
                 return error_in_task(text) or StrandlineError(f"the query failed: {text}")
         return None
 
-    def _replace_lost_slots(self) -> StrandlineError | None:
+    def _replace_lost_slots(self, asked_to_end: Callable[[], bool]) -> StrandlineError | None:
         """Replace lost slots between two batches, when no batch would notice the loss. Returns the failure."""
         if not self._cluster.suspects():
             return None
@@ -103,7 +103,7 @@ class Generation:
             self._give_up_silent()
             return None
         try:
-            self.batch_function.recover()
+            self.batch_function.recover(asked_to_end)
             return None
         except StrandlineError as error:
             return error

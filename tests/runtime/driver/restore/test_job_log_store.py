@@ -113,6 +113,27 @@ def test_a_driver_that_was_taken_over_can_do_nothing_more(storage: LocalStorage)
     complete(second)
 
 
+def test_an_entry_that_another_thread_of_the_driver_writes_meanwhile_is_no_fence(tmp_path: Path) -> None:
+    """The supervisor looks for a fence while the checkpoint thread has created an entry, and has not noted it yet."""
+
+    class Watched(LocalStorage):
+        def create(self, path: str, data: bytes) -> None:
+            super().create(path, data)
+            if first.job_log.generation:  # not the takeover itself
+                first.check_not_fenced()
+                looks.append(path)
+
+    looks: list[str] = []
+    first = log_store(Watched(str(tmp_path)))
+    first.load()
+    first.take_over()
+    complete(first)
+    assert len(looks) == 1
+    driver(LocalStorage(str(tmp_path)))
+    with pytest.raises(FencedError):
+        first.check_not_fenced()
+
+
 def test_a_restart_goes_on_with_its_own_generation_only(storage: LocalStorage) -> None:
     first = driver(storage)
     assert try_after(first, 1).generation == 2

@@ -184,10 +184,17 @@ class JobLogStore:
                 self.job_log = known.apply(own)  # a completion whose outcome was unknown, and that took effect
 
     def check_not_fenced(self) -> None:
-        """Raise `FencedError` if another driver's entries follow ours."""
-        later = self._later(self.job_log.position)
-        if later is not None:
-            self._fenced(self.job_log.generation, later)
+        """Raise `FencedError` if another driver's entries follow ours.
+
+        Any thread may call this. Another thread may have created our next entry, and not have noted it yet.
+        """
+        known = self.job_log
+        later = self._later(known.position)
+        if later is None:
+            return
+        entry = self._read(later)
+        if not self._is_ours(entry.nonce) or entry.generation != known.generation:
+            raise fenced_error(self._paths.job, known.generation, entry)
 
     def _nonce(self) -> str:
         """A nonce for one entry. It says which run wrote the entry."""

@@ -60,7 +60,7 @@ def test_a_task_manager_that_falls_silent_during_the_batch_is_given_up(
     cluster: Cluster, generation: Generation, waits: str
 ) -> None:
     acts = {"hold": lambda: generation.hold(lambda: None), "heal": generation.heal}
-    generation.batch_function.recover = lambda: None  # type: ignore[method-assign]  # there is no slot
+    generation.batch_function.recover = lambda asked_to_end=None: None  # type: ignore[method-assign]  # there is no slot
     waiting = threading.Thread(target=acts[waits], daemon=True)
     with generation.batch_function.busy:
         waiting.start()

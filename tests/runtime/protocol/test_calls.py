@@ -548,7 +548,7 @@ def test_calls_of_a_run_that_ends_are_abandoned(process: Process) -> None:
         answer = pool.submit(client.wake, Pause(0, patience=LONG))
         wait_until(partial(process.calls.__contains__, "wake"))
         client.abandon()
-        with pytest.raises(SlotLostError, match="its run ends"):
+        with pytest.raises(SlotLostError, match="the run ends"):
             answer.result()
     process.awake.set()
     client.close()

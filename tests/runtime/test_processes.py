@@ -21,6 +21,7 @@ from strandline.errors import (
     SlotLostError,
     StaleAttemptError,
     StrandlineError,
+    UnsafeFolderError,
     UserCodeError,
 )
 from strandline.runtime.driver.rocksdb_factory import pickle_factory
@@ -282,6 +283,15 @@ def test_nobody_else_can_read_what_the_processes_of_a_run_write(driver: Driver) 
     assert any(path.suffix == ".log" for path in written)
     assert any(path.is_file() and path.parent.name.startswith("snap-") for path in written)
     assert {path.name: oct(path.stat().st_mode) for path in written if path.stat().st_mode & 0o077} == {}
+
+
+def test_a_local_folder_that_others_can_write_is_an_error_that_says_so(driver: Driver, tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    user_folder(tmp_path / "open").mkdir(mode=0o700)
+    user_folder(tmp_path / "open").chmod(0o777)
+    driver.run = msgspec.structs.replace(driver.run, local_dir=str(tmp_path / "open"))
+    with pytest.raises(UnsafeFolderError, match="others can write there"):
+        driver.start_manager()
 
 
 def test_processes_may_open_as_many_files_as_the_administrator_allows(driver: Driver) -> None:

@@ -24,7 +24,7 @@ from strandline.runtime.liveness.processes import is_working, kill_task_manager,
 from strandline.runtime.protocol.address import host_identity
 from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.coordinator_calls import Registration
-from strandline.runtime.protocol.folders import socket_folder
+from strandline.runtime.protocol.folders import run_folder, socket_folder
 from strandline.runtime.protocol.messages import RunInfo
 from strandline.runtime.protocol.taskmanager_calls import TaskManagerClient
 from strandline.runtime.protocol.user_folder import make_private
@@ -46,6 +46,7 @@ def ensure_task_manager(run: RunInfo, given_up: Collection[str] = ()) -> str:
     executor = executor_process()
     name = f"{executor.pid}-{started_at(executor.pid)}"
     folder = make_private(socket_folder(run.run_id) / name)
+    make_private(run_folder(run.local_dir, run.job, run.run_id))  # an unsafe folder is an error here, not in a log
     address_file = folder / "address.json"
     with (folder / "lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -40,6 +40,8 @@ from strandline_bench.chaos.plan import (
 )
 from strandline_bench.chaos.stories import Teller
 from strandline_bench.chaos.trial_report import markdown, report, show
+from strandline_bench.chaos.two_drivers import facts_of_log
+from tests.runtime.driver.restore.generations import Generation, Mortal
 
 JOURNAL = [
     "storage list trial/log",
@@ -214,6 +216,16 @@ def test_a_trial_without_a_fault_is_repeated_without_one() -> None:
     check_repeatable("", "none")
     plan = draw(5, variants()[0], "none", JOURNAL, "folder")
     assert (plan.control, plan.options, plan.operation) == (Control(), {}, "")
+
+
+def test_the_log_tells_how_often_two_drivers_took_over_and_what_they_completed(tmp_path: Path) -> None:
+    place = Place(tmp_path, 3, Variant.named(VARIANT))
+    assert facts_of_log(place) == {"takeovers": 0, "checkpoints": 0, "log_entries": 0}
+    for name in ("one", "other"):
+        driver = Generation(Mortal(str(place.checkpoints)), job="trial")
+        driver.checkpoint(add=name[0])
+    driver.checkpoint(add="z")
+    assert facts_of_log(place) == {"takeovers": 2, "checkpoints": 3, "log_entries": 5}
 
 
 def test_the_report_counts_per_kind_and_says_how_to_repeat_a_failure() -> None:

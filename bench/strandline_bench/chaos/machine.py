@@ -179,10 +179,15 @@ class Machine:
         return self.run(plan_at(operation, seed, variant, kind, self._folder()))
 
     def finish(self, plan: Plan) -> Trial:
-        """Start the job of a plan afresh, after something else was done to it, and look at everything that is left."""
+        """Start the job of a plan afresh, after something else was done to it, and look at everything that is left.
+
+        The files of the job stay: they are the caller's.
+        """
         worker = self._ready_worker()
         prepare(worker.folder, plan.control)
-        return self._judged(plan, Task(plan, finish=True), worker)
+        trial = self._judged(plan, Task(plan, finish=True), worker)
+        self._kept = self._kept or trial.verdict != "survived"  # the worker's log
+        return trial
 
     def _folder(self) -> str:
         self._number += 1
@@ -194,7 +199,9 @@ class Machine:
         """Carry a trial out, and judge it. The files of a trial that failed are kept."""
         worker = self._ready_worker()
         prepare(worker.folder, plan.control)
-        return self._judged(plan, Task(plan), worker)
+        trial = self._judged(plan, Task(plan), worker)
+        self._tidy(trial)
+        return trial
 
     def _judged(self, plan: Plan, task: Task, worker: _Worker) -> Trial:
         began = time.monotonic()
@@ -209,7 +216,7 @@ class Machine:
         verdict: Verdict = "survived"
         if stuck or problems or outcome.deaths:
             verdict = "stuck" if stuck else "wrong" if problems else "died"
-        trial = Trial(
+        return Trial(
             plan,
             verdict,
             "all" if plan.options else watch.operation if watch.victim or not plan.signal else "",
@@ -220,8 +227,6 @@ class Machine:
             _recovery(outcome, watch, plan),
             outcome.handles,
         )
-        self._tidy(trial)
-        return trial
 
     def _ready_worker(self) -> _Worker:
         if self._current is not None and self._current.trials >= WORKER_TRIALS:

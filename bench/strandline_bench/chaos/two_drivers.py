@@ -24,6 +24,8 @@ from typing import Any, Final
 from rich.console import Console
 
 from strandline.errors import FencedError, StrandlineError
+from strandline.runtime.driver.restore.job_log import JobLogStore
+from strandline.storage import JobPaths, open_storage
 from strandline_bench.chaos.job import JOB, Place
 from strandline_bench.chaos.machine import JVM_OPTIONS, Machine
 from strandline_bench.chaos.plan import Plan, Variant
@@ -50,12 +52,12 @@ def run(minutes: float, seed: int, *, changelog: bool, work_dir: Path | None = N
     finally:
         for driver in drivers:
             driver.kill()
+    log_facts = facts_of_log(place)
     with Machine(work_dir) as machine:
         trial = machine.finish(plan)
-    problems += trial.problems
+    problems += trial.problems or ([] if trial.verdict == "survived" else [f"the last driver: {trial.verdict}"])
     foreign = [line[:500] for driver in drivers for line in driver.lines("foreign")]
     problems += [f"an error that is not ours: {line.removeprefix('foreign ')}" for line in foreign]
-    log_entries = sorted((place.checkpoints / JOB / "log").iterdir())
     result = {
         "minutes": minutes,
         "seed": seed,
@@ -66,13 +68,20 @@ def run(minutes: float, seed: int, *, changelog: bool, work_dir: Path | None = N
         "fenced": sum(driver.count("fenced") for driver in drivers),
         "errors": [line[:500] for driver in drivers for line in driver.lines("error")][:20],
         "foreign_errors": foreign[:20],
-        "log_entries": int(log_entries[-1].stem) + 1 if log_entries else 0,
+        **log_facts,
         "problems": problems,
         "folder": str(home) if problems else None,
     }
     if not problems:
         shutil.rmtree(home, ignore_errors=True)
     return result
+
+
+def facts_of_log(place: Place) -> dict[str, int]:
+    """How often the job was taken over, and how many checkpoints were completed. Each has an entry in the log."""
+    log = JobLogStore(open_storage(str(place.checkpoints)), JobPaths(JOB)).load()
+    entries = log.position + 1
+    return {"takeovers": log.generation, "checkpoints": entries - log.generation, "log_entries": entries}
 
 
 class _Driver:
@@ -171,9 +180,9 @@ def _disturb(drivers: list[_Driver], place: Place, chance: random.Random, until:
 def show(result: dict[str, Any], console: Console) -> None:
     """Print what `run` found."""
     console.print(
-        f"two drivers, {result['minutes']:g} minutes, seed {result['seed']}: {result['starts']} takeovers, "
+        f"two drivers, {result['minutes']:g} minutes, seed {result['seed']}: {result['takeovers']} takeovers, "
         f"{result['fenced']} times fenced, {result.get('stops', 0)} stops, {result.get('kills', 0)} kills, "
-        f"{result['files']} input files, {result['log_entries']} log entries",
+        f"{result['files']} input files, {result['checkpoints']} checkpoints",
         highlight=False,
     )
     for problem in result["problems"]:

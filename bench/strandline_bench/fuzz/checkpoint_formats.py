@@ -16,7 +16,16 @@ from backports import zstd
 
 from strandline.admin.inspection import JobFolder
 from strandline.checkpoint.home import Home
-from strandline.checkpoint.job_log import CheckpointRef, Completed, Entry, JobLog, Takeover, decode_entry, encode_entry
+from strandline.checkpoint.job_log import (
+    CheckpointRef,
+    Completed,
+    Entry,
+    JobLog,
+    Takeover,
+    WentBack,
+    decode_entry,
+    encode_entry,
+)
 from strandline.checkpoint.metadata import (
     FORMAT_VERSION,
     CheckpointMetadata,
@@ -273,6 +282,9 @@ class JobLogEntry(Format):
             retained=(5, 7),
             dropped=(4,),
             released=(1,),
+            log_id="log",
+            sinks_since=1,
+            went_back=(WentBack(1_000_000_007, 2),),
         )
         completed = Completed(
             sequence=4,

@@ -10,6 +10,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from strandline.checkpoint.batch import generation_of
 from strandline.checkpoint.metadata import BatchId, CheckpointId, Generation, Natural, Seconds
 from strandline.errors import CheckpointError, FencedError
 
@@ -29,6 +30,18 @@ class CheckpointRef(msgspec.Struct, frozen=True):
     """The root of its paths, if it is not the job's own checkpoint directory."""
     ours: bool = True
     """False if it was restored with `no_claim`. Then the job only reads it, and neither builds on it nor deletes it."""
+
+
+class WentBack(msgspec.Struct, frozen=True):
+    """A generation went back behind completed batches. What earlier generations wrote from `first` on is void."""
+
+    first: BatchId
+    """The first batch that the generation computes again."""
+    generation: Generation
+
+    def voids(self, batch: int) -> bool:
+        """Whether rows of `batch` do not belong to the job's output any more."""
+        return batch >= self.first and generation_of(batch) < self.generation
 
 
 class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_field="type"):
@@ -53,6 +66,13 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_fi
     released: tuple[CheckpointId, ...] = ()
     """Checkpoints in the job's folder that belong to the user, because they were restored with `no_claim`. Only the
     user deletes them."""
+    log_id: str | None = None
+    """Tells this log from other logs of a job with the same name. None in an entry that an older release wrote."""
+    sinks_since: Generation = 0
+    """The last generation that was told by `restore=` to go on from a checkpoint of the job. It takes the folders of
+    sinks over from another log that had them before. 0 if there was none."""
+    went_back: tuple[WentBack, ...] = ()
+    """What the job's generations took back, oldest first. Without those that a later one includes."""
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True, tag="completed", tag_field="type"):
@@ -76,6 +96,10 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True, tag="completed", tag_
     began: Seconds | None = None
     """When the generation began, so that the entry of its takeover may be deleted: the earlier of the driver's and the
     storage's time of the takeover. None in an entry that an older release wrote."""
+    log_id: str | None = None
+    """As in `Takeover`, and so the next two."""
+    sinks_since: Generation = 0
+    went_back: tuple[WentBack, ...] = ()
 
 
 Entry: TypeAlias = Takeover | Completed
@@ -148,6 +172,12 @@ class Start:
     """The new generation is also greater than this one, so that no batch id of the checkpoint's history is reused."""
     number_above: int = 0
     """The ids of new checkpoints are also greater than this one, so that no folder of a dead driver is used again."""
+    takes_sinks: bool = False
+    """Whether the user named the checkpoint, so that folders of sinks are taken over from another log of the job."""
+    elsewhere: bool = False
+    """Whether the checkpoint is not in the job's own folder. Then this log does not know what is in its history."""
+    other: JobLog | None = None
+    """The log of the checkpoint, if it is another log of the same job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +204,12 @@ class JobLog:
     """When the generation began; None if an older release wrote the newest entry."""
     nonce: str = ""
     """The nonce of the last entry, which says who wrote it."""
+    log_id: str | None = None
+    """Tells this log from other logs of a job with the same name. None before the first takeover of this release."""
+    sinks_since: int = 0
+    """The last generation that may take the folders of sinks over from another log."""
+    went_back: tuple[WentBack, ...] = ()
+    """What the generations so far took back."""
 
     @classmethod
     def replay(cls, entries: Iterable[Entry]) -> JobLog:
@@ -248,18 +284,23 @@ class JobLog:
             return Start(msgspec.structs.replace(ref, ours=False), (), tuple(sorted(released | older)))
         return Start(ref, tuple(sorted({*self.retained, number} & older)), tuple(sorted(released)))
 
-    def restore_other(self, ref: CheckpointRef, generation_above: int) -> Start:
-        """Start from a checkpoint in another folder, which is the user's. The job's own ones are released, too."""
+    def restore_other(self, ref: CheckpointRef, generation_above: int, other: JobLog | None = None) -> Start:
+        """Start from a checkpoint in another folder, which is the user's. The job's own ones are released, too.
+
+        `other` is the log of the checkpoint, if it is a log of the same job.
+        """
         released = tuple(sorted({*self.released, *self.retained}))
-        return Start(msgspec.structs.replace(ref, ours=False), (), released, generation_above)
+        ref = msgspec.structs.replace(ref, ours=False)
+        return Start(ref, (), released, generation_above, elsewhere=True, other=other)
 
     def takeover_entry(self, owner: str, now: float, nonce: str, start: Start | None = None) -> Takeover:
         """The entry with which `owner` begins the next generation, from `start` or from `resume()`."""
         start = start or self.resume()
+        generation = max(self.generation, start.generation_above) + 1
         restored = start.latest.checkpoint_id if start.latest is not None else 0
         return Takeover(
             sequence=self.next_sequence,
-            generation=max(self.generation, start.generation_above) + 1,
+            generation=generation,
             owner=owner,
             time=now,
             nonce=nonce,
@@ -268,7 +309,28 @@ class JobLog:
             retained=start.retained,
             dropped=tuple(n for n in self.dropped if n not in {*start.retained, *start.released}),
             released=start.released,
+            log_id=self.log_id or nonce,
+            sinks_since=generation if start.takes_sinks else self.sinks_since,
+            went_back=self._went_back(start, generation),
         )
+
+    def goes_back(self, start: Start) -> bool:
+        """Whether a completed checkpoint covers batches that the job computes again after `start`."""
+        completed = [log.latest.batch_id for log in (self, start.other) if log is not None and log.latest is not None]
+        return start.latest is not None and max(completed, default=-1) > start.latest.batch_id
+
+    def _went_back(self, start: Start, generation: int) -> tuple[WentBack, ...]:
+        if start.latest is None:
+            return ()
+        batch = start.latest.batch_id
+        known = self.went_back
+        if start.elsewhere:
+            known = start.other.went_back if start.other is not None else ()
+        # A user may have restored a savepoint with void rows before they were withdrawn. Then they are not void.
+        known = tuple(one for one in known if not one.voids(batch))
+        if not self.goes_back(start):
+            return known
+        return (*(one for one in known if one.first <= batch), WentBack(batch + 1, generation))
 
     def completion_entry(
         self,
@@ -301,6 +363,9 @@ class JobLog:
             released=self.released,
             owner=self.owner,
             began=self.began if began is None else began,
+            log_id=self.log_id,
+            sinks_since=self.sinks_since,
+            went_back=self.went_back,
         )
         self.apply(entry)
         return entry
@@ -318,6 +383,9 @@ class JobLog:
                 released=entry.released,
                 began=entry.time,
                 nonce=entry.nonce,
+                log_id=entry.log_id,
+                sinks_since=entry.sinks_since,
+                went_back=entry.went_back,
             )
         if entry.checkpoint_id not in entry.retained or set(entry.retained) & set(entry.dropped):
             raise self._contradiction(
@@ -335,6 +403,9 @@ class JobLog:
             released=entry.released,
             began=entry.began,
             nonce=entry.nonce,
+            log_id=entry.log_id,
+            sinks_since=entry.sinks_since,
+            went_back=entry.went_back,
         )
 
     def _contradiction(self, entry: Entry, what: str) -> CheckpointError:

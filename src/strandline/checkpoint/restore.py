@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from strandline.checkpoint.batch import generation_of
+from strandline.checkpoint.job_log import WentBack
 from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile, SubtaskState
 from strandline.errors import IncompatibleCheckpointError
 
@@ -123,12 +124,17 @@ class SinkRecovery:
 
     @classmethod
     def plan(
-        cls, metadata: CheckpointMetadata | None, listing: Iterable[ListedSinkFile], generation: int | None = None
+        cls,
+        metadata: CheckpointMetadata | None,
+        listing: Iterable[ListedSinkFile],
+        generation: int | None = None,
+        went_back: Sequence[WentBack] = (),
     ) -> SinkRecovery:
         """Compare the files in the sinks with the checkpoint. Without a checkpoint nothing is withdrawn.
 
         `generation` is the one that recovers the sinks. It leaves alone what later generations wrote: a driver that
-        was stopped for long may come here after others have taken over.
+        was stopped for long may come here after others have taken over. `went_back` says which files earlier
+        generations meant to withdraw. They may have missed some, because a store may list files late.
         """
         listed = [file for file in listing if generation is None or file.generation < generation]
         staged = {(file.sink, file.name): file for file in listed if not file.published}
@@ -147,7 +153,10 @@ class SinkRecovery:
             ),
             discard=tuple(file for name, file in staged.items() if name not in names),
             withdraw=tuple(
-                file for name, file in published.items() if file.batch > metadata.batch_id and name not in finals
+                file
+                for name, file in published.items()
+                if name not in finals
+                and (file.batch > metadata.batch_id or any(one.voids(file.batch) for one in went_back))
             ),
         )
 

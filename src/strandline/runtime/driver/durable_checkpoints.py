@@ -11,7 +11,9 @@ from strandline.checkpoint.decisions import CompletionPlan
 from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SinkFile, encode
 from strandline.errors import AlreadyExistsError, CheckpointError, FencedError, StorageError
 from strandline.runtime.driver.restore.sink_files import publish
+from strandline.runtime.driver.restore.sink_owner import check_still_owner
 from strandline.runtime.driver.restore.takeover import Claim
+from strandline.storage import Storage
 from strandline.storage.external import delete_files
 
 log = logging.getLogger(__name__)
@@ -82,11 +84,16 @@ class DurableCheckpoints:
         """Make the rows of a completed checkpoint visible.
 
         The log entry is won, so this has to happen. If storage refuses, the run fails and its restart publishes them.
+        Raises `FencedError` if the folder of a sink was handed to a job with another checkpoint directory.
         """
         files = list(files)
         for sink, storage in self._sinks.items():
             of_sink = [file for file in files if file.sink == sink]
-            self._retries.call(f"job {self._paths.job}: publishing", partial(publish, storage, of_sink))
+            self._retries.call(f"job {self._paths.job}: publishing", partial(self._publish, storage, of_sink))
+
+    def _publish(self, sink: Storage, files: list[SinkFile]) -> None:
+        check_still_owner(sink, self._paths.job, self._job_log.job_log)
+        publish(sink, files)
 
     def tidy_up(self, handles: Iterable[FileHandle], dropped: Iterable[int] = ()) -> None:
         """Delete files that no checkpoint needs, and then the metadata of dropped checkpoints.

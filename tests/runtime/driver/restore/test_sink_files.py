@@ -8,12 +8,14 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from strandline.checkpoint.batch import first_batch
+from strandline.checkpoint.job_log import CheckpointRef, JobLog, Start, WentBack
 from strandline.checkpoint.metadata import HIGHEST_KNOWN_GENERATION, CheckpointMetadata, SinkFile
 from strandline.errors import (
     DirectoryNotOursError,
@@ -24,14 +26,13 @@ from strandline.errors import (
     StorageError,
 )
 from strandline.runtime.driver.restore.sink_files import (
-    OWNER,
     RENAMES_AT_ONCE,
     check_names,
     check_sink,
-    claim_sink,
     publish,
     recover_sink,
 )
+from strandline.runtime.driver.restore.sink_owner import OWNER, Owner, check_still_owner, claim_sink
 from strandline.runtime.protocol.sink_names import STAGING_FOLDER
 from strandline.storage import StoredFile
 from strandline.storage.local import LocalStorage
@@ -362,17 +363,31 @@ def test_a_checkpoint_whose_own_rows_are_gone_is_refused(sink: LocalStorage) -> 
         check_sink(sink, SINK, JOB, checkpoint(7, [covered]))
 
 
-class Life(RuleBasedStateMachine):
-    """A job with one sink that commits, checkpoints, crashes and goes back at will.
+class Late(LocalStorage):
+    """A store that lists some files late."""
 
-    After every restore that is not refused, readers see exactly the rows that the restored checkpoint covers.
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.hidden: set[str] = set()
+
+    def list(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
+        return (file for file in super().list(prefix, after) if file.path not in self.hidden)
+
+
+class Life(RuleBasedStateMachine):
+    """A job with one sink that commits, checkpoints, crashes and goes back at will. Listings may be late.
+
+    After every restore that is not refused, readers see exactly the rows that the restored checkpoint covers. Rows that
+    the folder did not list may be visible as well, until a restore that sees them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
         self.sink = LocalStorage(self.folder.name)
-        self.generation = 1
+        self.late = Late(self.folder.name)
+        self.log = JobLog()
+        self.log = self.log.apply(self.log.takeover_entry("me", 0.0, "nonce"))
         self.batch = first_batch(1)
         self.rows: tuple[SinkFile, ...] = ()
         """The rows of all batches in the history of the job as it is now."""
@@ -380,6 +395,7 @@ class Life(RuleBasedStateMachine):
         self.taken: list[tuple[CheckpointMetadata, tuple[SinkFile, ...]]] = []
         """Every checkpoint and savepoint ever taken, with the rows of its history."""
         self.latest: tuple[CheckpointMetadata, tuple[SinkFile, ...]] | None = None
+        self.went_back: set[WentBack] = set()
 
     def teardown(self) -> None:
         self.folder.cleanup()
@@ -398,6 +414,10 @@ class Life(RuleBasedStateMachine):
         """Complete a checkpoint; the driver may die before it publishes the rows."""
         self._take()
         self.latest = self.taken[-1]
+        number = self.latest[0].checkpoint_id
+        self.log = self.log.apply(
+            self.log.completion_entry(number, f"chk-{number}/_metadata", self.batch, 0.0, "nonce", (number,), ())
+        )
         if not publishes:
             self._restore(self.latest)
             return
@@ -410,8 +430,14 @@ class Life(RuleBasedStateMachine):
 
     def _take(self) -> None:
         number = len(self.taken) + 1
-        taken = checkpoint_metadata(number, batch_id=self.batch, sink_files=self.uncovered, generation=self.generation)
+        generation = self.log.generation
+        taken = checkpoint_metadata(number, batch_id=self.batch, sink_files=self.uncovered, generation=generation)
         self.taken.append((taken, self.rows))
+
+    @rule(late=st.booleans())
+    def list_late(self, late: bool) -> None:
+        """From now on, the folder does not list the files that are there now; or it lists all files again."""
+        self.late.hidden = output(self.sink) if late else set()
 
     @precondition(lambda self: self.latest is not None)
     @rule()
@@ -424,37 +450,74 @@ class Life(RuleBasedStateMachine):
     def go_back(self, data: st.DataObject) -> None:
         chosen = data.draw(st.sampled_from(self.taken), label="checkpoint")
         try:
-            check_sink(self.sink, SINK, JOB, chosen[0])
+            check_sink(self.late, SINK, JOB, chosen[0])
         except SinkFilesMissingError:
             there = everything(self.sink)
-            assert [file for file in chosen[1] if file.final not in there and file.staged not in there]
+            gone = [file for file in chosen[1] if file.final not in there and file.staged not in there]
+            assert gone or any(one.voids(chosen[0].batch_id) for one in self.went_back)
             return
         self.latest = chosen
         self._restore(chosen)
 
     def _restore(self, chosen: tuple[CheckpointMetadata, tuple[SinkFile, ...]]) -> None:
         restored, rows = chosen
-        check_sink(self.sink, SINK, JOB, restored)
-        self.generation += 1
-        recover(self.sink, restored, generation=self.generation)
-        assert visible(self.sink) == {file.final for file in rows}
-        assert output(self.sink) == visible(self.sink)
-        self.batch, self.rows, self.uncovered = first_batch(self.generation), rows, ()
+        check_sink(self.late, SINK, JOB, restored)
+        ref = CheckpointRef(restored.checkpoint_id, "_metadata", restored.batch_id)
+        self.log = self.log.apply(self.log.takeover_entry("me", 0.0, "nonce", Start(ref, (), ())))
+        self.went_back.update(self.log.went_back)
+        recover_sink(self.late, SINK, JOB, restored, self.log.generation, lambda: None, went_back=self.log.went_back)
+        expected = {file.final for file in rows}
+        assert expected <= visible(self.sink) <= expected | self.late.hidden
+        assert output(self.sink) <= visible(self.sink) | self.late.hidden
+        self.batch, self.rows, self.uncovered = first_batch(self.log.generation), rows, ()
 
 
 TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=examples(60), stateful_step_count=25)
 
 
+def a_log(log_id: str = "log", generation: int = 1, sinks_since: int = 0) -> JobLog:
+    return JobLog(position=3, generation=generation, log_id=log_id, sinks_since=sinks_since)
+
+
 def test_a_folder_belongs_to_one_job(sink: LocalStorage) -> None:
     check_sink(sink, SINK, JOB, None)
-    claim_sink(sink, JOB)
-    claim_sink(sink, JOB)
-    check_sink(sink, SINK, JOB, None)
+    claim_sink(sink, JOB, a_log())
+    claim_sink(sink, JOB, a_log())
+    check_sink(sink, SINK, JOB, None, a_log())
     assert everything(sink) == {OWNER}
-    for attempt in (lambda: check_sink(sink, SINK, "other", None), lambda: claim_sink(sink, "other")):
+    for attempt in (lambda: check_sink(sink, SINK, "other", None), lambda: claim_sink(sink, "other", a_log())):
         with pytest.raises(DirectoryNotOursError, match="output of job 'visits', so job 'other' cannot write there"):
             attempt()
+
+
+def test_a_folder_belongs_to_one_log_of_the_job(sink: LocalStorage) -> None:
+    claim_sink(sink, JOB, a_log("one", generation=3))
+    for attempt in (
+        lambda: check_sink(sink, SINK, JOB, None),
+        lambda: check_sink(sink, SINK, JOB, None, a_log("two", generation=9)),
+        lambda: claim_sink(sink, JOB, a_log("two", generation=9, sinks_since=3)),
+    ):
+        with pytest.raises(DirectoryNotOursError, match=r"another checkpoint_dir.*restore="):
+            attempt()
+    check_still_owner(sink, JOB, a_log("one"))
+    assert check_sink(sink, SINK, JOB, None, a_log("two"), takes_sinks=True) == 3
+    # A takeover that was told to take the folder over may be finished by a later one.
+    check_sink(sink, SINK, JOB, None, a_log("two", generation=5, sinks_since=4))
+    claim_sink(sink, JOB, a_log("two", generation=5, sinks_since=4))
+    check_still_owner(sink, JOB, a_log("two"))
+    with pytest.raises(FencedError, match=r"taken over by job 'visits' with another checkpoint_dir"):
+        check_still_owner(sink, JOB, a_log("one"))
+    with pytest.raises(DirectoryNotOursError, match="another checkpoint_dir"):
+        claim_sink(sink, JOB, a_log("one", generation=6, sinks_since=2))
+
+
+def test_the_owner_that_an_older_release_wrote_is_completed(sink: LocalStorage) -> None:
+    sink.write(OWNER, b'{"job":"visits"}')
+    check_sink(sink, SINK, JOB, None)
+    check_still_owner(sink, JOB, a_log("one"))
+    claim_sink(sink, JOB, a_log("one", generation=7))
+    assert msgspec.json.decode(sink.read(OWNER), type=Owner) == Owner(JOB, "one", 7)
 
 
 def test_the_output_of_a_job_of_an_older_release_marks_its_folder(sink: LocalStorage) -> None:
@@ -464,7 +527,7 @@ def test_the_output_of_a_job_of_an_older_release_marks_its_folder(sink: LocalSto
         with pytest.raises(DirectoryNotOursError, match="output of job 'visits', so job 'other'"):
             check_sink(sink, SINK, "other", None)
         publish(sink, [file])
-    claim_sink(sink, JOB)
+    claim_sink(sink, JOB, a_log())
     sink.write(OWNER, b"{")
     with pytest.raises(DirectoryNotOursError, match=r"owner\.json.*damaged"):
         check_sink(sink, SINK, JOB, checkpoint(5, []))

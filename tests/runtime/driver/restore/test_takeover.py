@@ -75,19 +75,25 @@ class Job:
         after: int | None = None,
         run: str | None = None,
         restore: str | None = None,
+        path: str | None = None,
+        checkpoint_dir: LocalStorage | None = None,
         job: str = JOB,
         on_won: Callable[[int], None] = lambda _generation: None,
     ) -> Claim:
+        if restore is not None:
+            path = self.location(restore)
         wanted = Wanted(
             job=job,
             operators=(),
             max_parallelism=128,
             sinks={"out": sink or self.sink},
             can_withdraw=True,
-            restore=Restore(f"{self.storage.url}/{JOB}/{restore}") if restore is not None else None,
+            restore=Restore(path) if path is not None else None,
         )
         retries = Retries(2, first_pause=0)
-        return take_over(self.storage, self.settings, wanted, after, run=run, on_won=on_won, retries=retries)
+        storage = checkpoint_dir or self.storage
+        settings = StorageSettings(storage.url, {})
+        return take_over(storage, settings, wanted, after, run=run, on_won=on_won, retries=retries)
 
     def complete(self, claim: Claim, publish: bool = True) -> str:
         """Complete a checkpoint with one file of rows. Returns the name of the file."""
@@ -106,6 +112,9 @@ class Job:
         if publish:
             durable.publish(metadata.sink_files)
         return final
+
+    def location(self, checkpoint: str) -> str:
+        return f"{self.storage.url}/{JOB}/{checkpoint}"
 
     def visible(self) -> set[str]:
         return {file.path for file in self.sink.list() if not file.path.startswith("_")}
@@ -219,3 +228,139 @@ def test_a_generation_comes_after_all_that_the_sinks_know(job: Job) -> None:
     assert take_over(job.storage, StorageSettings(job.storage.url, {}), wanted, None).generation == claim.generation + 1
     assert job.visible() == {old}
     assert lost.url != job.storage.url
+
+
+class Late(LocalStorage):
+    """A store that lists some files late."""
+
+    hidden: frozenset[str] = frozenset()
+
+    def list(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
+        return (file for file in super().list(prefix, after) if file.path not in self.hidden)
+
+
+def damage(job: Job, number: int) -> None:
+    (job.root / "checkpoints" / JOB / f"chk-{number}" / "_metadata").write_bytes(b"damaged")
+
+
+def test_rows_that_are_listed_after_the_job_went_back_are_withdrawn_by_a_later_start(job: Job) -> None:
+    claim = job.start()
+    rows = [job.complete(claim) for _ in range(3)]
+    damage(job, 2)
+    damage(job, 3)
+    late = Late(job.sink.url)
+    late.hidden = frozenset(rows[1:])
+    claim = job.start(late)
+    assert claim.restored_path == f"{job.location('chk-1')}/_metadata"
+    again = {job.complete(claim), job.complete(claim)}
+    assert job.visible() == {*rows, *again}, "nobody can know the names"
+    late.hidden = frozenset(rows[2:])
+    job.start(late)
+    assert job.visible() == {rows[0], rows[2], *again}
+    job.start()
+    assert job.visible() == {rows[0], *again}
+
+
+@pytest.mark.parametrize("call", range(1, 5))
+def test_a_job_that_died_while_it_went_back_still_knows_it(job: Job, call: int) -> None:
+    claim = job.start()
+    rows = [job.complete(claim) for _ in range(2)]
+    damage(job, 2)
+
+    class LateAndInterrupted(Interrupted, Late):
+        pass
+
+    sink = LateAndInterrupted(job.sink.url)
+    sink.hidden = frozenset(rows[1:])
+
+    def fail() -> None:
+        sink.away = True
+
+    sink.at[call] = fail
+    with suppress(StorageError):
+        job.start(sink)
+    sink.away = False
+    sink.at.clear()
+    again = job.complete(job.start(sink))
+    job.start()
+    assert job.visible() == {rows[0], again}
+
+
+def test_rows_that_newer_checkpoints_name_are_withdrawn_though_they_are_not_listed(job: Job) -> None:
+    claim = job.start()
+    rows = [job.complete(claim), job.complete(claim), job.complete(claim, publish=False)]
+    late = Late(job.sink.url)
+    late.hidden = frozenset({*rows, *map(staged_name, rows)})
+    job.start(late, restore="chk-1")
+    assert {Path(name).name for name in job.everything() if "part-" in name} == {rows[0]}
+
+
+def test_a_second_checkpoint_dir_is_refused_before_it_takes_anything(job: Job) -> None:
+    claim = job.start()
+    before = job.everything()
+    second = LocalStorage(str(job.root / "second"))
+    for _ in range(2):
+        with pytest.raises(DirectoryNotOursError, match="from another checkpoint_dir"):
+            job.start(checkpoint_dir=second)
+        assert job.everything() == before
+    job.complete(claim)
+
+
+def test_a_migration_hands_the_sinks_over_and_the_former_owner_stops(job: Job) -> None:
+    former = job.start()
+    rows = job.complete(former)
+    second = LocalStorage(str(job.root / "second"))
+    owner = job.start(checkpoint_dir=second, path=job.location("chk-1"))
+    for _ in range(2):
+        with pytest.raises(FencedError, match=r"out was taken over by job 'visits' with another checkpoint_dir"):
+            job.complete(former)
+    shown = {rows, job.complete(owner)}
+    with pytest.raises(DirectoryNotOursError, match="from another checkpoint_dir"):
+        job.start()
+    assert job.visible() == shown
+    shown.add(job.complete(job.start(checkpoint_dir=second)))
+    assert job.visible() == shown
+    # And back, again only by `restore=`.
+    job.start(path=f"{second.url}/{JOB}/chk-{job.numbers}")
+    with pytest.raises(DirectoryNotOursError, match="from another checkpoint_dir"):
+        job.start(checkpoint_dir=second)
+    shown.add(job.complete(job.start()))
+    assert job.visible() == shown
+
+
+@pytest.mark.parametrize("call", range(1, 5))
+def test_a_migration_that_was_interrupted_is_finished_by_the_next_start(job: Job, call: int) -> None:
+    former = job.start()
+    rows = [job.complete(former) for _ in range(2)]
+    second = LocalStorage(str(job.root / "second"))
+    sink = Interrupted(job.sink.url)
+
+    def fail() -> None:
+        sink.away = True
+
+    sink.at[call] = fail
+    begun: list[int] = []
+    path = job.location("chk-1")
+    with suppress(StorageError):
+        job.start(sink, checkpoint_dir=second, path=path, on_won=begun.append)
+    sink.away = False
+    sink.at.clear()
+    job.start(sink, checkpoint_dir=second, path=None if begun else path)
+    assert job.visible() == {rows[0]}
+    with pytest.raises(FencedError):
+        job.complete(former)
+
+
+def test_a_driver_that_lost_its_sinks_while_it_stood_still_withdraws_nothing(job: Job) -> None:
+    claim = job.start()
+    rows = [job.complete(claim) for _ in range(2)]
+    second = LocalStorage(str(job.root / "second"))
+    sink = Interrupted(job.sink.url)
+
+    def migrate() -> None:
+        rows.append(job.complete(job.start(checkpoint_dir=second, path=job.location("chk-2"))))
+
+    sink.at[2] = migrate  # the second listing: the log's entry is won, and the folder is claimed
+    with pytest.raises((FencedError, SinkFilesMissingError)):
+        job.start(sink, restore="chk-1")
+    assert job.visible() == set(rows)

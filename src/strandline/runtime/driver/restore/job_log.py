@@ -174,6 +174,8 @@ class JobLogStore:
                 retained=(),
                 dropped=known.retained,
                 released=known.released,
+                log_id=known.log_id,
+                sinks_since=known.sinks_since,
             )
             try:
                 return self._win(entry)

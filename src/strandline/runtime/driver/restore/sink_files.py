@@ -1,6 +1,6 @@
 """The files in the folder of a `ParquetSink`: how they are published, withdrawn and recognized.
 
-A folder has one owner: the job that is named in the file `OWNER`. Withdrawing rows cannot be undone, and a checkpoint
+A folder has one owner: see `sink_owner`. Withdrawing rows cannot be undone, and a checkpoint
 does not name the rows of those before it. So a file without content, whose name says what was withdrawn, stays in the
 folder: checkpoints that cover such rows are not restored.
 """
@@ -8,26 +8,27 @@ folder: checkpoints that cover such rows are not restored.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import msgspec
-
 from strandline.checkpoint.batch import generation_of
+from strandline.checkpoint.job_log import JobLog, WentBack
 from strandline.checkpoint.metadata import HIGHEST_KNOWN_GENERATION, CheckpointMetadata, SinkFile
 from strandline.checkpoint.restore import ListedSinkFile, SinkRecovery
 from strandline.errors import (
-    AlreadyExistsError,
+    CheckpointError,
     DirectoryNotOursError,
     MetadataError,
     NotFoundError,
     SinkFilesMissingError,
     StorageError,
 )
+from strandline.runtime.driver.restore.job_log import read_metadata
 from strandline.runtime.driver.restore.retries import Retries
+from strandline.runtime.driver.restore.sink_owner import check_owner, owned_by, read_owner
 from strandline.runtime.protocol.sink_names import FINAL_NAME, STAGING_FOLDER
-from strandline.storage import Storage
+from strandline.storage import JobPaths, Storage
 
 RENAMES_AT_ONCE = 16
 
@@ -35,14 +36,7 @@ _MOST_LISTINGS = 12
 """How often a folder is listed and cleared before its recovery fails."""
 _LONGEST_PAUSE = 4
 """The number of the try after which the pause between two listings grows no more."""
-OWNER = f"{STAGING_FOLDER}/owner.json"
-"""Says which job owns the folder of a sink."""
-
 _WITHDRAWN = re.compile(rf"{STAGING_FOLDER}/withdrawn-(?P<first>\d{{20}})-(?P<generation>\d{{20}})")
-
-
-class _Owner(msgspec.Struct, frozen=True):
-    job: str
 
 
 @dataclass(slots=True)
@@ -119,22 +113,31 @@ def _publish_one(storage: Storage, file: SinkFile) -> None:
 
 
 def check_sink(
-    storage: Storage, sink: str, job: str, restored: CheckpointMetadata | None, retries: Retries | None = None
+    storage: Storage,
+    sink: str,
+    job: str,
+    restored: CheckpointMetadata | None,
+    log: JobLog | None = None,
+    retries: Retries | None = None,
+    *,
+    takes_sinks: bool = False,
 ) -> int:
     """Raise an error unless the job may write into the folder and can go on from `restored`. Changes nothing.
 
-    `DirectoryNotOursError`: the folder belongs to another job, holds something else, or holds rows of this job although
-    it starts without a checkpoint and computes all rows again. `SinkFilesMissingError`: rows that the checkpoint covers
-    are gone. Returns the newest generation of the job that has files there; 0 if none has.
+    `DirectoryNotOursError`: the folder belongs to another job or to another log of the job, holds something else, or
+    holds rows of this job although it starts without a checkpoint and computes all rows again.
+    `SinkFilesMissingError`: rows that the checkpoint covers are gone. `log` is the job's log before the takeover, which
+    takes the folder over from another log if `takes_sinks`. Returns the newest generation of the job that is known
+    there; 0 if none is.
     """
     found = _Listing.of(storage, sink, job)
     plan = SinkRecovery.plan(restored, found.ours)
     published = [file for file in found.ours if file.published]
-    owner = _owner(storage)
-    if owner is None and found.others and not published:
-        owner = min(found.others)
-    if owner not in (None, job):
-        raise _owned_by(storage, owner, job)
+    owner = read_owner(storage)
+    if owner is not None:
+        check_owner(storage, owner, job, log or JobLog(), takes_sinks=takes_sinks)
+    elif found.others and not published:
+        raise owned_by(storage, min(found.others), job)
     if plan.unaccounted:
         raise DirectoryNotOursError(
             f"{storage.url} holds {len(published)} files that job {job!r} published earlier, but it has "
@@ -149,7 +152,7 @@ def check_sink(
     if restored is not None:
         _check_withdrawn(storage, restored, found.withdrawn)
         _check_rows(storage, sink, restored, plan, retries or Retries(1))
-    return max((file.generation for file in found.ours), default=0)
+    return max((owner.generation if owner is not None else 0, *(file.generation for file in found.ours)))
 
 
 def _check_rows(
@@ -193,39 +196,23 @@ def _cannot_restore(restored: CheckpointMetadata) -> str:
     return f"{restored.kind} {restored.checkpoint_id} of job {restored.job!r} cannot be restored"
 
 
-def claim_sink(storage: Storage, job: str) -> None:
-    """Make the job the owner of the folder. Raises `DirectoryNotOursError` if another job was faster."""
-    owner = _owner(storage)
-    if owner is None:
+def named_by_newer(
+    storage: Storage, paths: JobPaths, log: JobLog, restored: CheckpointMetadata | None, others: tuple[str, ...]
+) -> list[SinkFile]:
+    """The sink files of later batches that checkpoints of the job name, as far as these can be read.
+
+    A job that goes back withdraws them even if the sinks' folders do not list them yet.
+    """
+    files: list[SinkFile] = []
+    for number in sorted({*log.retained, *log.released}):
         try:
-            storage.create(OWNER, msgspec.json.encode(_Owner(job)))
-            return
-        except AlreadyExistsError as error:
-            owner = _owner(storage)
-            if owner is None:
-                raise StorageError(f"{storage.url}/{OWNER} exists, but cannot be read yet") from error
-    if owner != job:
-        raise _owned_by(storage, owner, job)
-
-
-def _owner(storage: Storage) -> str | None:
-    try:
-        return msgspec.json.decode(storage.read(OWNER), type=_Owner).job
-    except NotFoundError:
-        return None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DirectoryNotOursError(
-            f"{storage.url}/{OWNER}, which names the job that owns the folder, is damaged: {error}. Delete that file "
-            "if no other job writes into the folder."
-        ) from error
-
-
-def _owned_by(storage: Storage, owner: str | None, job: str) -> DirectoryNotOursError:
-    return DirectoryNotOursError(
-        f"{storage.url} holds the output of job {owner!r}, so job {job!r} cannot write there: neither could tell its "
-        f"rows from the other's. Give the sink a folder of its own; or, if job {owner!r} is never started again and "
-        f"its rows may stay, delete {OWNER} there and move its files away."
-    )
+            metadata = read_metadata(storage, paths, number, others)
+            check_names(metadata)
+        except (CheckpointError, StorageError):
+            continue  # It may be why the job goes back. What it names is withdrawn when the folder lists it.
+        if restored is not None and metadata.batch_id > restored.batch_id:
+            files += metadata.sink_files
+    return files
 
 
 def recover_sink(
@@ -236,6 +223,8 @@ def recover_sink(
     generation: int,
     check_not_fenced: Callable[[], None],
     retries: Retries | None = None,
+    went_back: Sequence[WentBack] = (),
+    named: Iterable[SinkFile] = (),
 ) -> None:
     """Publish the files that the restored checkpoint covers. Delete published files of later batches, and other staged
     files: the job computes their rows again.
@@ -243,8 +232,12 @@ def recover_sink(
     Only files of generations before `generation` are deleted, and only after `check_not_fenced`, which raises if the
     job was taken over meanwhile. A driver that was taken over may still publish a file after the folder was listed, so
     the folder is listed until it holds nothing that has to go. Raises `StorageError` if that takes too often.
+
+    A store may list files late. So files that have to go are also known by `went_back`, which the job's log repeats
+    until they are listed, and by `named`, the files that newer checkpoints name.
     """
     retries = retries or Retries()
+    known = [file for file in named if file.sink == sink and _is_later(file, restored, generation)]
     deleted: set[str] = set()
     for attempt in range(_MOST_LISTINGS):
         if attempt > 1:
@@ -253,21 +246,34 @@ def recover_sink(
         if restored is not None:
             # A driver that was fenced by our takeover entry may have checked the fence just before it.
             _check_withdrawn(storage, restored, found.withdrawn)
-        plan = SinkRecovery.plan(restored, found.ours, generation)
+        plan = SinkRecovery.plan(restored, found.ours, generation, went_back)
         publish(storage, [file for file in (*plan.publish, *plan.missing) if file.sink == sink])
+        # The traces come before the check: whoever takes over after the check sees them.
+        later = [file.batch for file in plan.withdraw if restored is not None and file.batch > restored.batch_id]
+        traces = {(one.first, one.generation) for one in went_back}
+        if later and all(one.generation != generation for one in went_back):
+            traces.add((min(later), generation))
+        for first, by in traces - set(found.withdrawn):
+            storage.write(f"{STAGING_FOLDER}/withdrawn-{first:020d}-{by:020d}", b"")
         doomed = [file.name for file in (*plan.withdraw, *plan.discard)]
         # A listing may show a deleted file for a while.
         doomed = [name for name in doomed if name not in deleted or storage.exists(name)]
-        if not doomed:
+        if not doomed and not known:
             return
-        if plan.withdraw:
-            # The trace comes before the check: whoever takes over after the check sees it.
-            first = min(file.batch for file in plan.withdraw)
-            storage.write(f"{STAGING_FOLDER}/withdrawn-{first:020d}-{generation:020d}", b"")
         check_not_fenced()
-        storage.delete(doomed)
+        # Once the staged file is gone, nobody can publish it.
+        storage.delete([*(file.staged for file in known), *doomed])
+        storage.delete([file.final for file in known])
+        known = []
         deleted.update(doomed)
     raise StorageError(
         f"{storage.url} still holds files that were deleted {_MOST_LISTINGS} times, such as {min(deleted)}; wait until "
         "its listings are current, and start the job again"
     )
+
+
+def _is_later(file: SinkFile, restored: CheckpointMetadata | None, generation: int) -> bool:
+    """Whether a file that a checkpoint names is of a batch that is computed again."""
+    match = FINAL_NAME.fullmatch(file.final)
+    batch = int(match["batch"]) if match else -1
+    return restored is not None and batch > restored.batch_id and generation_of(batch) < generation

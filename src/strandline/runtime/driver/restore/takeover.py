@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from strandline.checkpoint.job_log import CheckpointRef, Start
-from strandline.checkpoint.metadata import CheckpointMetadata, all_files, file_paths, source_files
+from strandline.checkpoint.job_log import CheckpointRef, JobLog, Start
+from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile, all_files, file_paths, source_files
 from strandline.checkpoint.restore import check_compatible, left_out
 from strandline.errors import (
     CheckpointError,
@@ -27,7 +27,8 @@ from strandline.operators.schema_evolution import check_states
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata, read_referenced
 from strandline.runtime.driver.restore.retries import Retries
 from strandline.runtime.driver.restore.savepoints import METADATA, open_savepoint
-from strandline.runtime.driver.restore.sink_files import check_names, check_sink, claim_sink, publish, recover_sink
+from strandline.runtime.driver.restore.sink_files import check_names, check_sink, named_by_newer, publish, recover_sink
+from strandline.runtime.driver.restore.sink_owner import check_still_owner, claim_sink
 from strandline.runtime.protocol.messages import StorageSettings
 from strandline.state.descriptors import StateDescriptor
 from strandline.storage import JobPaths, Storage, is_local, open_storage
@@ -108,6 +109,11 @@ class Claim:
         latest = self.store.job_log.latest
         return f"{latest.origin or self.storage.url}/{latest.metadata_path}" if latest is not None else None
 
+    def check_not_fenced(self, sink: Storage) -> None:
+        """Raise `FencedError` if another driver has taken the job over, or the folder of the sink."""
+        self.store.check_not_fenced()
+        check_still_owner(sink, self.paths.job, self.store.job_log)
+
     def first_checkpoint_id(self) -> int:
         """An id above those of all completed checkpoints and of all folders that fenced drivers have left."""
         found = (self.paths.parse_metadata(file.path) for file in self.storage.list(self.paths.root))
@@ -134,16 +140,28 @@ def take_over(
     """
     paths = JobPaths(wanted.job)
     store = JobLogStore(storage, paths, run=run, retries=retries)
-    found = _win_takeover(_Candidates(storage, settings, paths, store, wanted), store, wanted, after)
+    found, named = _win_takeover(_Candidates(storage, settings, paths, store, wanted), store, wanted, after)
     on_won(store.job_log.generation)
     claim = _claim(storage, settings, paths, store, wanted, found)
     if found is not None:
         _log_differences(wanted, found)
+    restored = _as_sinks_see(found, wanted.job)
     for path, sink in wanted.sinks.items():
-        store.retries.call(f"job {wanted.job}: claiming {sink.url}", partial(claim_sink, sink, wanted.job))
-        restored = _as_sinks_see(found, wanted.job)
-        fence = store.check_not_fenced
-        recover = partial(recover_sink, sink, path, wanted.job, restored, claim.generation, fence, store.retries)
+        store.retries.call(
+            f"job {wanted.job}: claiming {sink.url}", partial(claim_sink, sink, wanted.job, store.job_log)
+        )
+        recover = partial(
+            recover_sink,
+            sink,
+            path,
+            wanted.job,
+            restored,
+            claim.generation,
+            partial(claim.check_not_fenced, sink),
+            store.retries,
+            went_back=store.job_log.went_back,
+            named=named,
+        )
         store.retries.call(f"job {wanted.job}: recovering {sink.url}", recover)
     if claim.origin is None:  # in a checkpoint from elsewhere, the folders are those of somebody who may still run
         _publish_for_former_sinks(wanted, found, settings)
@@ -152,17 +170,22 @@ def take_over(
 
 def _win_takeover(
     candidates: _Candidates, store: JobLogStore, wanted: Wanted, after: int | None
-) -> CheckpointMetadata | None:
-    """Choose a checkpoint, check it and the sinks against the job, and enter the takeover into the job's log."""
+) -> tuple[CheckpointMetadata | None, list[SinkFile]]:
+    """Choose a checkpoint, check it and the sinks against the job, and enter the takeover into the job's log.
+
+    Returns the checkpoint, and the sink files that are known to be later if the job goes back to it.
+    """
     store.load()
     while True:
         position = store.job_log.position
         try:
             start, found = candidates.choose()
+            restored, log_before = _as_sinks_see(found, wanted.job), store.job_log
             seen = [
-                check_sink(sink, path, wanted.job, _as_sinks_see(found, wanted.job), store.retries)
+                check_sink(sink, path, wanted.job, restored, log_before, store.retries, takes_sinks=start.takes_sinks)
                 for path, sink in wanted.sinks.items()
             ]
+            named = candidates.later_sink_files(start, restored) if wanted.sinks else []
         except CheckpointError:
             # A running driver may have completed a checkpoint meanwhile, and deleted the one that was checked.
             if store.load().position == position:
@@ -172,7 +195,7 @@ def _win_takeover(
         # old checkpoint directory is lost. Only files of earlier generations are withdrawn.
         start = replace(start, generation_above=max(start.generation_above, *seen, 0))
         if store.try_take_over(start, after):
-            return found
+            return found, named
         store.load()
 
 
@@ -221,7 +244,8 @@ class _Candidates:
         Raises `CheckpointError` if the job has checkpoints and none can be used.
         """
         if self._wanted.restore is not None:
-            return self._named(self._wanted.restore)
+            start, found = self._named(self._wanted.restore)
+            return replace(start, takes_sinks=found.job == self._wanted.job), found
         known = self._store.job_log
         if known.latest is None:
             return known.resume(), None
@@ -231,6 +255,12 @@ class _Candidates:
             raise
         except (MetadataError, CheckpointNotFoundError, DamagedFileError) as damage:
             return self._older(damage)
+
+    def later_sink_files(self, start: Start, restored: CheckpointMetadata | None) -> list[SinkFile]:
+        """The sink files that checkpoints of the job name and that have to go, if the job goes back to `restored`."""
+        if not self._store.job_log.goes_back(start):
+            return []
+        return named_by_newer(self._storage, self._paths, self._store.job_log, restored, self._wanted.others)
 
     def _older(self, damage: CheckpointError) -> tuple[Start, CheckpointMetadata]:
         """The newest retained checkpoint that is not damaged. Raises `damage`, that of the newest, if there is none."""
@@ -291,7 +321,10 @@ class _Candidates:
             )
         if storage is not self._storage:
             ref = msgspec.structs.replace(ref, origin=storage.url)
-        return self._store.job_log.restore_other(ref, max(metadata.generation, _generation(storage, paths))), metadata
+        other = _other_log(storage, paths)
+        above = max(metadata.generation, other.generation)
+        same_job = other if paths.job == self._paths.job else None
+        return self._store.job_log.restore_other(ref, above, same_job), metadata
 
     def _savepoint(self, restore: Restore) -> tuple[Start, CheckpointMetadata]:
         """The savepoint at the path that the user gave."""
@@ -410,12 +443,12 @@ def _as_sinks_see(metadata: CheckpointMetadata | None, job: str) -> CheckpointMe
     return msgspec.structs.replace(metadata, sink_files=())
 
 
-def _generation(storage: Storage, paths: JobPaths) -> int:
-    """The newest generation of the job that a checkpoint comes from; 0 if the job's log was not copied with it."""
+def _other_log(storage: Storage, paths: JobPaths) -> JobLog:
+    """The log of the job that a checkpoint comes from. It is empty if the log was not copied with the checkpoint."""
     try:
-        return JobLogStore(storage, paths).load().generation
+        return JobLogStore(storage, paths).load()
     except CheckpointError:
-        return 0
+        return JobLog()
 
 
 def _same_place(one: str, other: str) -> bool:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import psutil
 import pytest
+from pyspark.sql import DataFrame
 
 import strandline as sl
+from strandline.errors import JobFailedError
 from strandline.runtime.protocol.coordinator_calls import CoordinatorClient, Heartbeat
 from strandline.runtime.protocol.failures import Failure
 from tests.jobs.kills import manager_pids, slot_pid, slot_pids
-from tests.jobs.place import Batch, Place, batches, running_sums
+from tests.jobs.place import Batch, Place, Sum, batches, running_sums
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
@@ -122,6 +126,32 @@ class TestFrozen:
         again.process_all_available()
         assert place.rows() == running_sums([first, second])
         again.stop()
+
+    def test_a_run_can_be_cancelled_while_it_is_being_stopped(self, place: Place, runs: list[sl.JobRun]) -> None:
+        """The stop waits for a batch that does not end."""
+        entered, over = threading.Event(), threading.Event()
+
+        def never_ends(_rows: DataFrame, _batch: int) -> None:
+            entered.set()
+            over.wait()
+
+        job = place.job()
+        job.source(place.source()).key_by("user").process(Sum(), place.OUTPUT, uid="sums").sink(
+            sl.ForeachBatchSink(never_ends)
+        )
+        run = job.start()
+        runs.append(run)
+        place.write(batches(1)[0])
+        assert entered.wait(60)
+        with ThreadPoolExecutor(1) as pool:
+            stop = pool.submit(run.stop)
+            wait_until(run._run._ending.locked, what="the stop")
+            pids = task_managers_and_slots(run)
+            run.cancel()
+            assert run.status == "cancelled"
+            assert isinstance(stop.exception(10), JobFailedError)
+            over.set()
+        wait_until(partial(all_gone, pids), what="the end of all processes")
 
     def test_a_thread_that_dies_takes_the_run_through_its_restart_strategy(
         self, place: Place, runs: list[sl.JobRun]

@@ -34,6 +34,9 @@ from strandline_bench.chaos.processes import MARK, end_all, marked
 PATIENCE: Final = 120.0
 """Seconds for a driver to start or to end."""
 LONGEST_STOP: Final = 8.0
+PAUSES: Final = ((0.0, 2.0), (10.0, 25.0))
+"""Seconds until a driver that was fenced takes the job back, from and to. After a short pause the other driver is still
+starting its slots; after a long one it has completed checkpoints."""
 
 
 def run(minutes: float, seed: int, *, changelog: bool, work_dir: Path | None = None) -> dict[str, Any]:
@@ -53,6 +56,8 @@ def run(minutes: float, seed: int, *, changelog: bool, work_dir: Path | None = N
         for driver in drivers:
             driver.kill()
     log_facts = facts_of_log(place)
+    if not log_facts["checkpoints"]:
+        problems.append("the drivers completed no checkpoint, so the run shows nothing: the machine may be too busy")
     with Machine(work_dir) as machine:
         trial = machine.finish(plan)
     problems += trial.problems or ([] if trial.verdict == "survived" else [f"the last driver: {trial.verdict}"])
@@ -162,7 +167,7 @@ def _disturb(drivers: list[_Driver], place: Place, chance: random.Random, until:
                 if time.monotonic() > stopped[number]:
                     driver.signal(signal.SIGCONT)
                     del stopped[number]
-            elif chance.random() < 0.15:
+            elif chance.random() < 0.04:
                 driver.signal(signal.SIGSTOP)
                 stopped[number] = time.monotonic() + chance.uniform(0.2, LONGEST_STOP)
                 events["stops"] += 1
@@ -218,7 +223,9 @@ def main() -> None:
             tell(f"error {type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 - an error that is not ours is told, too
             tell(f"foreign {type(error).__name__}: {error}")
-        time.sleep(chance.uniform(0.0, 2.0))
+        until = time.monotonic() + chance.uniform(*chance.choice(PAUSES))
+        while time.monotonic() < until and not (home / "enough").exists():
+            time.sleep(0.05)
     spark.stop()
 
 

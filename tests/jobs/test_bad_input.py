@@ -370,7 +370,7 @@ def test_output_of_an_earlier_life_without_its_checkpoint_is_refused(place: Plac
     place.checkpoints.rename(aside)
     with pytest.raises(DirectoryNotOursError) as caught:
         place.sums().start()
-    says(caught.value, str(place.output), "'visits' published earlier", "no checkpoint", "bring the checkpoint back")
+    says(caught.value, str(place.output), "'visits' from another checkpoint_dir", "bring it back")
     assert place.rows() == running_sums([FIRST])
     assert not place.checkpoints.exists(), "so that the checkpoint can be brought back"
     aside.rename(place.checkpoints)

@@ -58,8 +58,8 @@ def check_owner(storage: Storage, owner: Owner, job: str, log: JobLog, *, takes_
             f"{storage.url} holds the output of job {job!r} from another checkpoint_dir: a job with that name runs, or "
             "ran, with the same output folder, and this one would withdraw its rows. To go on from that job, stop it "
             "and start this one with restore= and the path of its newest checkpoint, or of a savepoint. To run both, "
-            "give the sinks different folders. If the other checkpoint_dir is gone, bring it back, or empty the output folder, "
-            f"with {OWNER} in it."
+            "give the sinks different folders. If the other checkpoint_dir is gone, bring it back; or empty the output "
+            f"folder, with {OWNER} in it."
         )
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 import psutil
@@ -45,11 +46,12 @@ def task_managers_and_slots(run: sl.JobRun) -> list[int]:
 
 def python_workers(_run: sl.JobRun) -> list[int]:
     """All of them: whichever gets the next relay is frozen."""
-    return [
-        process.pid
-        for process in psutil.Process().children(recursive=True)
-        if "pyspark.daemon" in process.cmdline() and "pyspark.daemon" in (process.parent() or process).cmdline()
-    ]
+    found: list[int] = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # the process ends just now
+            if all("pyspark.daemon" in one.cmdline() for one in (process, process.parent() or process)):
+                found.append(process.pid)
+    return found
 
 
 def freeze(pids: list[int]) -> None:

@@ -131,16 +131,17 @@ def test_an_output_schema_that_cannot_be_read_names_the_step_in_one_line(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("status", "on_cancel", "ending"),
+    ("status", "deleted", "ending"),
     [
-        ("stopped", "delete", "goes on from its newest completed checkpoint"),
-        ("cancelled", "retain", "goes on from its newest completed checkpoint"),
-        ("cancelled", "delete", "starts it again"),
+        ("stopped", False, "goes on from its newest completed checkpoint"),
+        ("cancelled", False, "goes on from its newest completed checkpoint"),
+        ("cancelled", True, "starts it again"),
     ],
 )
-def test_a_call_after_the_end_says_how_to_go_on(status: str, on_cancel: str, ending: str) -> None:
-    config = sl.Config(checkpoint_dir="ckpt", on_cancel=on_cancel)
+def test_a_call_after_the_end_says_how_to_go_on(status: str, deleted: bool, ending: str) -> None:
+    config = sl.Config(checkpoint_dir="ckpt", on_cancel="delete")
     run = Run("visits", cast(Any, None), config, cast(Any, None), available_now=False)
     run.status = sl.RunStatus(status)
+    run._checkpoints_deleted = deleted
     with pytest.raises(JobFailedError, match=rf"it is {status}; job\.start\(\) {ending}$"):
         run.trigger_checkpoint()

@@ -13,6 +13,7 @@ from backports import zstd
 
 from strandline.checkpoint.home import NAME, Home, Refused
 from strandline.checkpoint.registry import SharedKey
+from strandline.checkpoint.unpacking import MAX_RATIO, unpacked
 from strandline.errors import CheckpointNotFoundError, IncompatibleCheckpointError, MetadataError, NewerFormatError
 
 FORMAT_VERSION = 3
@@ -176,9 +177,8 @@ _HEADER_SIZE = _START.size + _REST.size
 _COMPRESSION = 1
 """Zstandard's fastest level. The library is a small one: Arrow's would take most of the time of `checkpoints ls`."""
 
-_MAX_RATIO = 256
 _MAX_SMALL_BODY = 16 << 20
-"""A body is at most this large, or at most `_MAX_RATIO` times as large as its compressed form. So a small file cannot
+"""A body is at most this large, or at most `MAX_RATIO` times as large as its compressed form. So a small file cannot
 take much memory."""
 _SKIPPED = struct.Struct("<II")
 _SKIPPED_MAGIC = 0x184D2A50
@@ -193,7 +193,7 @@ def encode(metadata: CheckpointMetadata) -> bytes:
     body = _encoder.encode(metadata)
     packed = zstd.compress(body, _COMPRESSION)
     if len(body) > _most_bytes(len(packed)):
-        padding = len(body) // _MAX_RATIO
+        padding = len(body) // MAX_RATIO
         packed += _SKIPPED.pack(_SKIPPED_MAGIC, padding) + bytes(padding)
     digest = _digest(FORMAT_VERSION, len(packed), len(body), packed)
     return _START.pack(_MAGIC, FORMAT_VERSION) + _REST.pack(len(packed), len(body), digest) + packed
@@ -250,8 +250,7 @@ def _body(data: bytes, where: str) -> tuple[int, bytes]:
     if body_size > _most_bytes(packed_size):
         raise _damaged(where, f"{packed_size} compressed bytes cannot hold {body_size} bytes")
     try:
-        # One byte more than announced, so that a longer content is noticed without decompressing all of it.
-        body = zstd.ZstdDecompressor().decompress(packed, body_size + 1)
+        body = unpacked(packed, body_size)
     except zstd.ZstdError as error:
         raise _damaged(where, f"its checksum is right, but its content cannot be decompressed: {error}") from error
     if len(body) != body_size:
@@ -275,7 +274,7 @@ def _check_belongs(metadata: CheckpointMetadata, where: str, home: Home) -> None
 
 
 def _most_bytes(packed_size: int) -> int:
-    return max(_MAX_SMALL_BODY, _MAX_RATIO * packed_size)
+    return max(_MAX_SMALL_BODY, MAX_RATIO * packed_size)
 
 
 def file_key(state: SubtaskState, file: StateFile) -> SharedKey:

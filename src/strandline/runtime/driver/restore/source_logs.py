@@ -21,6 +21,7 @@ import msgspec
 from backports import zstd
 
 from strandline.checkpoint.metadata import FileHandle, SourceLog, SourceLogPiece, SourcePosition
+from strandline.checkpoint.unpacking import MAX_RATIO, unpacked
 from strandline.errors import CheckpointError, DamagedFileError, NotFoundError
 from strandline.runtime.driver.restore.retries import Retries
 from strandline.storage import JobPaths, Storage
@@ -31,9 +32,6 @@ HEADER = b"v1"
 
 LONGEST_REST = 64 << 10
 """Bytes of a log that a checkpoint contains at most: the names of about 500 files."""
-
-MAX_RATIO = 256
-"""A piece has at most so many times the bytes of its stored form, so that a crafted small file takes little memory."""
 
 GROWTH = 2
 """A piece is merged with the ones before it that are less than so many times as long. So a log has few pieces."""
@@ -168,8 +166,7 @@ def _fetched(storage: Storage, piece: SourceLogPiece, start: int) -> bytes:
     if len(packed) == piece.length and _identity(start, packed) == piece.identity:
         return packed
     try:
-        # One byte more than announced, so that a longer content is noticed without decompressing all of it.
-        data = zstd.ZstdDecompressor().decompress(packed, piece.length + 1)
+        data = unpacked(packed, piece.length)
     except zstd.ZstdError as error:
         raise DamagedFileError(f"{where}, a piece of a source's log, cannot be decompressed: {error}") from error
     if len(data) != piece.length or _identity(start, data) != piece.identity:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import strandline as sl
-from strandline.errors import FencedError
 from tests.hdfs import mini_hdfs
-from tests.jobs.place import Place, Sum, batches, running_sums
+from tests.jobs.place import Place, Sum
+from tests.jobs.three_lives import live_three_times
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -23,8 +23,6 @@ def hdfs(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("changelog", [False, True])
 def test_a_job_lives_in_hdfs(place: Place, runs: list[sl.JobRun], hdfs: str, changelog: bool) -> None:
-    data = batches(4)
-
     def job() -> sl.Job:
         made = sl.Job(
             "visits",
@@ -45,21 +43,4 @@ def test_a_job_lives_in_hdfs(place: Place, runs: list[sl.JobRun], hdfs: str, cha
         """What Spark's own HDFS client reads."""
         return sorted((tuple(row) for row in place.spark.read.parquet(f"{hdfs}/output").collect()), key=repr)
 
-    place.write(data[0])
-    place.write(data[1])
-    first = job().start()
-    runs.append(first)
-    first.process_all_available()
-    assert rows() == running_sums(data[:2])
-    second = job().start()
-    runs.append(second)
-    place.write(data[2])
-    with pytest.raises(FencedError):
-        first.await_termination(timeout=60)
-    second.process_all_available()
-    second.cancel()
-    place.write(data[3])
-    third = job().start()
-    runs.append(third)
-    third.process_all_available()
-    assert rows() == running_sums(data)
+    live_three_times(place, runs, job, rows)

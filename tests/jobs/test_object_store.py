@@ -7,16 +7,14 @@ import pyarrow.fs as fs
 import pytest
 
 import strandline as sl
-from strandline.errors import FencedError
-from tests.jobs.place import Place, Sum, batches, running_sums
+from tests.jobs.place import Place, Sum
+from tests.jobs.three_lives import live_three_times
 from tests.s3 import BUCKET, KEYS
 
 pytestmark = pytest.mark.spark
 
 
 def test_a_job_lives_in_an_object_store(place: Place, runs: list[sl.JobRun], s3_endpoint: str) -> None:
-    data = batches(4)
-
     def job() -> sl.Job:
         options = {**KEYS, "endpoint": s3_endpoint, "allow_http": "true"}
         made = sl.Job(
@@ -41,21 +39,4 @@ def test_a_job_lives_in_an_object_store(place: Place, runs: list[sl.JobRun], s3_
         table = ds.dataset(f"{BUCKET}/job/output", filesystem=storage, format="parquet").to_table()
         return sorted((tuple(row.values()) for row in table.to_pylist()), key=repr)
 
-    place.write(data[0])
-    place.write(data[1])
-    first = job().start()
-    runs.append(first)
-    first.process_all_available()
-    assert rows() == running_sums(data[:2])
-    second = job().start()
-    runs.append(second)
-    place.write(data[2])
-    with pytest.raises(FencedError):
-        first.await_termination(timeout=60)
-    second.process_all_available()
-    second.cancel()
-    place.write(data[3])
-    third = job().start()
-    runs.append(third)
-    third.process_all_available()
-    assert rows() == running_sums(data)
+    live_three_times(place, runs, job, rows)

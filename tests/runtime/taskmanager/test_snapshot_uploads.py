@@ -51,7 +51,8 @@ class Uploads(RuleBasedStateMachine):
         self.live: list[dict[str, bytes]] = [{} for _ in range(SUBTASKS)]
         self.taken: dict[int, list[dict[str, bytes]]] = {}
         self.retained: dict[int, CheckpointMetadata] = {}
-        self.overlaps: set[int] = set()
+        self.uploaded_twice: set[int] = set()
+        """Checkpoints that may have uploaded files again which another checkpoint had: the registry keeps the first."""
         self.identities: dict[str, str] = {}
         self.names = 0
         self.clock = 0.0
@@ -59,6 +60,7 @@ class Uploads(RuleBasedStateMachine):
 
     def new_uploader(self) -> None:
         self.uploader = SnapshotUploader(self.storage, "visits", self.settings, threads=1)
+        self.builds_on_nothing = False
         if self.retained:
             for state in self.retained[max(self.retained)].subtasks:
                 self.uploader.start_from((state.operator, state.subtask), [state], True, max(self.retained))
@@ -82,8 +84,8 @@ class Uploads(RuleBasedStateMachine):
     def checkpoint(self, completes: bool) -> None:
         self.clock += 1
         number = self.coordinator.trigger(self.clock, self.clock, batch=1).id
-        if len(self.coordinator.pending()) > 1:
-            self.overlaps.add(number)
+        if len(self.coordinator.pending()) > 1 or self.builds_on_nothing:
+            self.uploaded_twice.add(number)
         self.taken[number] = [dict(files) for files in self.live]
         snapshots = []
         for subtask, files in enumerate(self.live):
@@ -120,12 +122,14 @@ class Uploads(RuleBasedStateMachine):
             self.live = [dict(files) for files in self.taken[max(self.retained)]]
 
         self.complete(data.draw(st.sampled_from(self.coordinator.ready())), meanwhile)
+        self.builds_on_nothing = True
 
     def complete(self, number: int, meanwhile: Callable[[], None] = lambda: None) -> None:
         plan = self.coordinator.prepare_completion(number, self.clock, shape=SHAPE, source=SourcePosition(0, {}))
         meanwhile()
         decision = self.coordinator.confirm_completion(number, self.clock)
         self.retained[number] = plan.metadata
+        self.builds_on_nothing = False
         for gone in decision.dropped:
             del self.retained[gone]
         replaced = {f.identity: f.handle for _s, f in all_files(plan.metadata) if f.shared and f.handle is not None}
@@ -174,7 +178,7 @@ class Uploads(RuleBasedStateMachine):
 
     @invariant()
     def what_is_put_together_is_mostly_needed(self) -> None:
-        """At every checkpoint that did not overlap with another; the next one puts those right."""
+        """At every checkpoint that uploaded nothing for the second time; the next one puts those right."""
         for metadata in getattr(self, "retained", {}).values():
             needed: dict[str, list[FileHandle]] = {}
             for _key, handle in keyed_files(metadata.subtasks):
@@ -183,8 +187,8 @@ class Uploads(RuleBasedStateMachine):
                     needed.setdefault(handle.path, []).append(handle)
             for handles in needed.values():
                 amplification = handles[0].whole / max(1, sum(handle.size for handle in handles))
-                # Of two overlapping checkpoints the later one is rewritten to the files of the first.
-                assert amplification <= self.settings.max_amplification or metadata.checkpoint_id in self.overlaps
+                # Of what was uploaded twice, the later checkpoint is rewritten to the files of the first.
+                assert amplification <= self.settings.max_amplification or metadata.checkpoint_id in self.uploaded_twice
 
     def teardown(self) -> None:
         if hasattr(self, "root"):

@@ -166,6 +166,14 @@ def test_without_its_driver_a_task_manager_ends_and_leaves_nothing(driver: Drive
     assert not any(socket_folder(driver.run.run_id).glob("*/address.json"))
 
 
+def test_a_task_manager_that_never_reaches_its_driver_leaves_nothing(driver: Driver) -> None:
+    driver.server.close()
+    impatient = msgspec.structs.replace(driver.run, heartbeat_timeout=0.5)
+    with pytest.raises(StrandlineError, match="did not start"):
+        ensure_task_manager(impatient)
+    assert not driver.local.exists()
+
+
 def test_an_upload_whose_local_files_cannot_be_read_is_declined(driver: Driver) -> None:
     """Else the coordinator would wait for it until the checkpoint times out."""
     manager = TaskManager(driver.run, "in this process")

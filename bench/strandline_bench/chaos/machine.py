@@ -320,8 +320,9 @@ class _Watch:
             _pid, at, self.operation = (self._worker.folder / "fired").read_text().split(" ", 2)
             self.at = float(at)
         if self.operation and self.waiting:
-            # If there is no victim yet, the first one is hit as soon as it appears.
-            self.waiting = not self._act()
+            # If there is no victim yet, the first one is hit as soon as it appears, unless the story is over by then.
+            going_on = (self._worker.folder / "control").exists()
+            self.waiting = going_on and not self._act()
             (self._worker.folder / "acted").touch()
         if self._stopped and time.monotonic() > self._wake_at:
             self.wake()

@@ -103,7 +103,7 @@ def _start(run: RunInfo, identity: str, executor: int, address_file: Path, log_p
         "STRANDLINE_EXECUTOR": str(executor),
         "PYTHONPATH": os.pathsep.join(_python_path()),
     }
-    with log_path.open("ab") as log_file:
+    with log_path.open("a+b") as log_file:
         process = subprocess.Popen(
             [sys.executable, "-m", "strandline.runtime.taskmanager.process"],
             stdin=subprocess.PIPE,  # for the secrets: arguments and environment can be seen from outside
@@ -113,14 +113,15 @@ def _start(run: RunInfo, identity: str, executor: int, address_file: Path, log_p
             start_new_session=True,
             close_fds=True,
         )
-    assert process.stdin is not None
-    with suppress(OSError), process.stdin as description:  # a process that has died is noticed below
-        description.write(msgspec.json.encode(run))
-    threading.Thread(target=process.wait, daemon=True).start()  # reaps the process when it ends
-    deadline = time.monotonic() + START_TIMEOUT
-    while not address_file.exists():
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            tail = log_path.read_text(errors="replace")[-2000:]
-            raise StrandlineError(f"the task manager of {identity} did not start; its log ends:\n{tail}")
-        time.sleep(0.01)
+        assert process.stdin is not None
+        with suppress(OSError), process.stdin as description:  # a process that has died is noticed below
+            description.write(msgspec.json.encode(run))
+        threading.Thread(target=process.wait, daemon=True).start()  # reaps the process when it ends
+        deadline = time.monotonic() + START_TIMEOUT
+        while not address_file.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                log_file.seek(0)  # the process may have deleted the folder of its log
+                tail = log_file.read().decode(errors="replace")[-2000:]
+                raise StrandlineError(f"the task manager of {identity} did not start; its log ends:\n{tail}")
+            time.sleep(0.01)

@@ -279,7 +279,7 @@ class TaskManager(TaskManagerCalls):
         """A background thread has died: the next heartbeat says so, and the driver ends this task manager."""
         self._dead_thread = self._dead_thread or Failure.of(error)
 
-    def register(self) -> None:
+    def _register(self) -> None:
         """Tell the driver that this task manager is there. A driver that stands still gets some time to answer."""
         deadline = time.monotonic() + REGISTER_PATIENCE * self.run.heartbeat_timeout
         while True:
@@ -293,19 +293,27 @@ class TaskManager(TaskManagerCalls):
     def shutdown(self, request: Nothing) -> None:
         self._ended.set()
 
-    def serve(self) -> None:
-        """Send heartbeats until the driver is gone, or does not need this task manager any more; then end the process.
+    def serve(self, address_file: Path) -> None:
+        """Register, write the address, and work until the driver is gone or needs this task manager no longer.
 
-        The slots end with it, and the local files are deleted, whatever fails.
+        Then the process ends. The slots end with it, and the local files are deleted, whatever fails.
         """
         code = 0
-        for act in (self._send_heartbeats, self._slots.end_all, self._durability.close, self._clear_up):
+        work = partial(self._work, address_file)
+        for act in (work, self._slots.end_all, self._durability.close, self._clear_up):
             try:
                 act()
             except Exception:
                 log.exception("the task manager has failed")
                 code = 1
         os._exit(code)
+
+    def _work(self, address_file: Path) -> None:
+        self._register()
+        temporary = address_file.with_suffix(".tmp")
+        temporary.write_bytes(msgspec.json.encode(self.registration))
+        temporary.replace(address_file)
+        self._send_heartbeats()
 
     def _send_heartbeats(self) -> None:
         last_answer = time.monotonic()
@@ -340,11 +348,7 @@ def main() -> None:
     address_file = Path(os.environ.pop("STRANDLINE_ADDRESS_FILE"))
     identity = os.environ.pop("STRANDLINE_IDENTITY")
     manager = TaskManager(run, identity, int(os.environ.pop("STRANDLINE_EXECUTOR")))
-    manager.register()
-    temporary = address_file.with_suffix(".tmp")
-    temporary.write_bytes(msgspec.json.encode(manager.registration))
-    temporary.replace(address_file)
-    manager.serve()
+    manager.serve(address_file)
 
 
 if __name__ == "__main__":

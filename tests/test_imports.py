@@ -15,6 +15,7 @@ SOURCE = REPOSITORY / "src"
 TESTS = REPOSITORY / "tests"
 PACKAGE = "strandline"
 
+STEPS = "checkpoint.steps"
 STATE = "state.batch state.coding state.descriptors state.handles state.key_ranges"
 BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases errors redaction"
 
@@ -38,22 +39,26 @@ MAY_IMPORT: dict[str, str] = {
     "runtime.liveness": "errors",
     "runtime.protocol": BELOW_RUNTIME,
     "operators": "",
-    "operators.base": "state.batch state.descriptors errors",
+    "operators.base": f"{STEPS} state.batch state.descriptors errors",
     "operators.user_code": "errors",
-    "operators.columns": "state.coding pyspark_releases errors",
+    "operators.columns": f"{STEPS} state.coding pyspark_releases errors",
     "operators.timed": f"operators.base {STATE} errors",
-    "operators.deduplicate": f"operators.base operators.columns operators.timed {STATE} errors",
+    "operators.deduplicate": f"operators.base operators.columns operators.timed {STEPS} {STATE} errors",
     "operators.schema_evolution": f"operators.base operators.columns {STATE} state.backends state.chunks "
     "checkpoint errors",
-    "operators.process": f"operators.base operators.user_code operators.columns operators.timed {STATE} config errors",
+    "operators.process": f"operators.base operators.user_code operators.columns operators.timed {STEPS} {STATE} "
+    "config errors",
     "operators.spark": f"operators.base operators.user_code operators.columns operators.process {STATE} "
     "pyspark_releases errors",
-    "operators.aggregate": f"operators.base operators.user_code operators.columns {STATE} pyspark_releases errors",
-    "operators.windows": f"operators.base operators.columns operators.aggregate operators.timed {STATE} "
+    "operators.aggregate": f"operators.base operators.user_code operators.columns {STEPS} {STATE} "
+    "pyspark_releases errors",
+    "operators.windows": f"operators.base operators.columns operators.aggregate operators.timed {STEPS} {STATE} "
     "config pyspark_releases errors",
-    "operators.join": f"operators.base operators.columns operators.timed {STATE} errors",
+    "operators.join": f"operators.base operators.columns operators.timed {STEPS} {STATE} errors",
     # Pure decisions, without I/O: nothing but the errors.
     "checkpoint": "errors",
+    # The description of a step, which every operator makes.
+    "checkpoint.steps": "",
     "state": "",
     "state.handles": "state.batch state.backends state.coding state.descriptors state.key_ranges config "
     "pyspark_releases errors",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -33,10 +34,19 @@ from strandline.checkpoint.metadata import (
     segment_name,
 )
 from strandline.checkpoint.registry import SharedKey
+from strandline.checkpoint.steps import StepDescription
 from strandline.errors import MetadataError
 
 GOLDEN = Path(__file__).parent / "golden"
 HOME = Home("visits", 7)
+STEP = StepDescription(
+    "count",
+    "window",
+    (("user", "string"), ("place", "struct<`a b`:int>")),
+    (("ts", "timestamp"),),
+    {"size_ms": 300_000, "slide_ms": 60_000, "offset_ms": 0, "allowed_lateness_ms": 90_500, "emit": "close"},
+    {"aggregates": (("count", ""), ("sum:x", "bigint"))},
+)
 
 
 def sample(version: int = FORMAT_VERSION) -> CheckpointMetadata:
@@ -82,7 +92,12 @@ def sample(version: int = FORMAT_VERSION) -> CheckpointMetadata:
         trigger_time=1_700_000_000.25,
         completed_time=1_700_000_001.5,
         properties={"strandline": "0.1.0"},
+        steps=() if version < 4 else (STEP,),
     )
+
+
+def with_step(**changes: Any) -> CheckpointMetadata:
+    return msgspec.structs.replace(sample(), steps=(msgspec.structs.replace(STEP, **changes),))
 
 
 @pytest.mark.parametrize("version", range(1, FORMAT_VERSION + 1))
@@ -145,11 +160,29 @@ source_names = (
 sink_paths = st.builds("{}/{}".format, names, names) | names
 
 
+described = st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4)), max_size=2).map(tuple)
+
+
+def steps(uid: str) -> st.SearchStrategy[StepDescription]:
+    return st.builds(
+        StepDescription,
+        st.just(uid),
+        st.sampled_from(["process", "window", "join"]),
+        described,
+        described,
+        st.dictionaries(
+            st.text(max_size=3), st.none() | st.text(max_size=3) | st.integers(-(2**61), 2**61), max_size=2
+        ),
+        st.dictionaries(st.text(max_size=3), described, max_size=2),
+    )
+
+
 @st.composite
 def metadatas(draw: st.DrawFn) -> CheckpointMetadata:
     kind: Kind = draw(st.sampled_from(["checkpoint", "savepoint"]))
     job = draw(st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,8}", fullmatch=True))
     groups = draw(st.integers(1, 2**15))
+    operators = draw(st.lists(st.text(max_size=5), max_size=3, unique=True).map(tuple))
     return CheckpointMetadata(
         job=job,
         checkpoint_id=draw(numbers),
@@ -158,7 +191,7 @@ def metadatas(draw: st.DrawFn) -> CheckpointMetadata:
         kind=kind,
         parallelism=draw(st.integers(1, 2**15)),
         max_parallelism=groups,
-        operators=draw(st.lists(st.text(max_size=5), max_size=3).map(tuple)),
+        operators=operators,
         subtasks=draw(st.lists(subtask_states(job if kind == "checkpoint" else None, groups), max_size=3).map(tuple)),
         source=SourcePosition(
             draw(st.integers(-1, 2**60)), draw(st.dictionaries(source_names, st.binary(max_size=5), max_size=3))
@@ -179,6 +212,7 @@ def metadatas(draw: st.DrawFn) -> CheckpointMetadata:
         trigger_time=draw(st.floats(0, 2e9)),
         completed_time=draw(st.floats(0, 2e9)),
         properties=draw(st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2)),
+        steps=tuple(draw(steps(uid)) for uid in operators if draw(st.booleans())),
     )
 
 
@@ -263,12 +297,31 @@ def test_a_body_longer_than_announced_is_not_decompressed_to_its_end() -> None:
         pytest.param(msgspec.msgpack.encode(msgspec.structs.replace(sample(), completed_time=1e300)), id="time"),
         pytest.param(msgspec.msgpack.encode(msgspec.structs.replace(sample(), trigger_time=float("nan"))), id="nan"),
         pytest.param(msgspec.msgpack.encode(msgspec.structs.replace(sample(), max_parallelism=2**31)), id="groups"),
+        pytest.param(msgspec.msgpack.encode(with_step(kind="magic")), id="kind of step"),
+        pytest.param(msgspec.msgpack.encode(with_step(parameters={"ttl_ms": 2**63})), id="parameter of a step"),
+        pytest.param(msgspec.msgpack.encode(with_step(keys=(("user", "string", "x"),))), id="key of a step"),
         pytest.param(b"", id="nothing"),
     ],
 )
 def test_crafted_content_with_a_right_checksum_is_an_error_of_ours(body: bytes) -> None:
     with pytest.raises(MetadataError, match="here is damaged"):
         decode(forge(zstd.compress(body), len(body)), "here", HOME)
+
+
+@pytest.mark.parametrize("steps", [(STEP, STEP), (msgspec.structs.replace(STEP, operator="other"),)])
+def test_a_description_of_no_step_or_a_second_one_is_refused(steps: tuple[StepDescription, ...]) -> None:
+    with pytest.raises(MetadataError, match="describes the steps"):
+        decode(encode(msgspec.structs.replace(sample(), steps=steps)), "here", HOME)
+
+
+def test_a_step_is_described_in_one_printable_line() -> None:
+    assert STEP.line() == (
+        "count: window by user string, place struct<`a b`:int>; time ts timestamp; size 5 min; slide 1 min; offset 0; "
+        "allowed lateness 90500 ms; emit close; aggregates (count, sum:x bigint)"
+    )
+    crafted = msgspec.structs.replace(STEP, operator="a\x1b[2J\nb", parameters={"ttl_ms": None, "x\r": "\u202e"})
+    assert crafted.line().isprintable()
+    assert "ttl none" in crafted.line()
 
 
 def forge(packed: bytes, size: int) -> bytes:

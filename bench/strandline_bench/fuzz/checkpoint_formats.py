@@ -45,6 +45,7 @@ from strandline.checkpoint.metadata import (
     segment_file,
 )
 from strandline.checkpoint.restore import SinkRecovery, check_compatible, overlapping, plan_restore
+from strandline.checkpoint.steps import StepDescription
 from strandline.operators.schema_evolution import state_changes
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.restore.position import seed
@@ -112,9 +113,18 @@ def _metadata(kind: Any, prefix: str) -> CheckpointMetadata:
         trigger_time=1_700_000_000.0,
         completed_time=1_700_000_001.0,
         properties={"owner": JOB},
+        steps=(STEP,),
     )
 
 
+STEP = StepDescription(
+    "count",
+    "window",
+    (("user", "string"),),
+    (("ts", "timestamp"),),
+    {"size_ms": 60_000, "slide_ms": 60_000, "offset_ms": 0, "allowed_lateness_ms": 0, "emit": "close", "more": None},
+    {"aggregates": (("count", ""), ("sum:x", "bigint"))},
+)
 OFFSETS = b'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1700000000000,"conf":{}}\n{"logOffset":8}\n{"tick":3}'
 COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 
@@ -143,7 +153,7 @@ class Metadata(Format):
 
     def _metadatas(self) -> list[CheckpointMetadata]:
         full = _metadata("checkpoint", f"{JOB}/shared/")
-        return [full, msgspec.structs.replace(full, subtasks=(), operators=())]
+        return [full, msgspec.structs.replace(full, subtasks=(), operators=(), steps=())]
 
     def _home(self) -> Home:
         return Home(JOB, 7, ("s3://log",))
@@ -164,6 +174,7 @@ class Metadata(Format):
         list(keyed_files(metadata.subtasks))
         json.dumps(self._jobs.details(metadata))
         SinkRecovery.plan(metadata, [])
+        assert all(step.line().isprintable() for step in metadata.steps)
         for state, file in all_files(metadata):
             _ = file.size, file.handle and file.handle.part
             if file.is_segment:

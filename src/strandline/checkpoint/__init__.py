@@ -1,7 +1,7 @@
 """The checkpoint protocol as pure code: it takes facts (acknowledgements, the time) and returns decisions.
 
-It has no I/O, threads, clock or randomness. `runtime`, `admin`, `job` and `operators/schema_evolution` import it; it
-imports only `errors`.
+It has no I/O, threads, clock or randomness. `runtime`, `admin`, `job` and `operators/schema_evolution` import it, and
+operators import `steps`; it imports only `errors`.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from strandline.checkpoint.registry import Matched, SharedKey, SharedStateRegist
 from strandline.checkpoint.retention import retain
 from strandline.checkpoint.schedule import TriggerSchedule
 from strandline.checkpoint.stats import CheckpointHistory, CheckpointStats, checkpoint_stats
+from strandline.checkpoint.steps import StepDescription
 from strandline.checkpoint.surviving_copies import position_with_copies, states_with_copies
 from strandline.errors import CheckpointError
 
@@ -39,6 +40,7 @@ class JobShape:
     parallelism: int
     max_parallelism: int
     operators: tuple[str, ...]
+    steps: tuple[StepDescription, ...] = ()
 
 
 class CheckpointCoordinator:
@@ -317,6 +319,7 @@ class CheckpointCoordinator:
             trigger_time=pending.trigger_time + pending.epoch,
             completed_time=now + pending.epoch,
             properties=dict(properties or {}),
+            steps=shape.steps,
         )
         duplicates = self._registry.unused(pending.uploads()) if pending.kind == "checkpoint" else ()
         return CompletionPlan(metadata, duplicates, retained, dropped)

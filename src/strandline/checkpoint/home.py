@@ -49,6 +49,7 @@ class Home:
             _check_names(state)
         _check_paths(metadata, self._pattern(), self._advice())
         _check_source(metadata.source)
+        _check_steps(metadata)
         for file in metadata.sink_files:
             _check_sink_file(file)
 
@@ -134,6 +135,12 @@ def _check_source(source: SourcePosition) -> None:
     both = next(iter(folders.intersection(names)), None)
     if both is not None:
         raise Refused(f"the source's position has a file and a folder with the name {both!r}")
+
+
+def _check_steps(metadata: CheckpointMetadata) -> None:
+    described = [step.operator for step in metadata.steps]
+    if len(set(described)) < len(described) or not set(described) <= set(metadata.operators):
+        raise Refused(f"it describes the steps {described}, but has state of {list(metadata.operators)}")
 
 
 def _check_sink_file(file: SinkFile) -> None:

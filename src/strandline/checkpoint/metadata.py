@@ -13,10 +13,11 @@ from backports import zstd
 
 from strandline.checkpoint.home import NAME, Home, Refused
 from strandline.checkpoint.registry import SharedKey
+from strandline.checkpoint.steps import StepDescription
 from strandline.checkpoint.unpacking import MAX_RATIO, unpacked
 from strandline.errors import CheckpointNotFoundError, IncompatibleCheckpointError, MetadataError, NewerFormatError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """The format that this release writes. It reads this one and all earlier ones."""
 
 SEGMENT_SUFFIX = ".segment"
@@ -166,6 +167,8 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, array_like=True, kw_only=T
     trigger_time: Seconds
     completed_time: Seconds
     properties: dict[str, str]
+    steps: tuple[StepDescription, ...] = ()
+    """The stateful steps of the job, in the order of `operators`. Since format version 4; empty in earlier ones."""
 
 
 _MAGIC = b"SLMD"

@@ -13,6 +13,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from strandline.checkpoint.steps import StepDescription
     from strandline.state.batch.changes import ChangeSet
     from strandline.state.descriptors import StateDescriptor
 
@@ -107,6 +108,10 @@ class Operator(ABC):
     def check(self) -> list[StateDescriptor]:
         """Called in the driver before anything runs: the states that `open` will declare; raises if one is wrong."""
         return self.states()
+
+    @abstractmethod
+    def describe(self) -> StepDescription:
+        """What a checkpoint stores about the step: what its state depends on, beside the states themselves."""
 
     @abstractmethod
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:

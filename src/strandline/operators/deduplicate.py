@@ -11,9 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from strandline.checkpoint.steps import StepDescription
 from strandline.errors import JobDefinitionError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
 from strandline.operators.columns.declared import check_time_column, column_type
+from strandline.operators.columns.described import described_columns
 from strandline.operators.columns.event_times import micros, whole_millis
 from strandline.operators.columns.gather import gathered
 from strandline.operators.columns.lookups import found_places
@@ -109,6 +111,12 @@ class DeduplicateOperator(Operator):
         """The time until which each key is remembered, and the expiry index of these times."""
         seen = StateDescriptor(SEEN, "columns", "expires_ms long")
         return [seen] if self.ttl_ms is None else [seen, ExpiryIndex.descriptor(_INDEX)]
+
+    def describe(self) -> StepDescription:
+        """How long a key is remembered, and by which clock."""
+        times = () if self.time_column is None else described_columns(self.input_struct, [self.time_column])
+        keys = described_columns(self.input_struct, self.key_columns)
+        return StepDescription(self.uid, "deduplicate", keys, times, {"ttl_ms": self.ttl_ms})
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose key is not remembered, then remove keys that have expired."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from strandline.checkpoint.steps import StepDescription
 from strandline.operators.aggregate.functions import Aggregate
 from strandline.operators.aggregate.grouping import Grouping
 from strandline.operators.aggregate.input_tables import input_tables
@@ -15,6 +16,7 @@ from strandline.operators.aggregate.limits import DEFAULT_LIMITS, GroupingLimits
 from strandline.operators.aggregate.partials import Partials
 from strandline.operators.aggregate.plan import AggregatePlan
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
+from strandline.operators.columns.described import described_columns
 from strandline.operators.columns.gather import contiguous
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.pyspark_releases import spark_schema
@@ -64,6 +66,11 @@ class AggregateOperator(Operator):
     def states(self) -> list[StateDescriptor]:
         """One state, with all accumulators of a key in one entry."""
         return [StateDescriptor(STATE_NAME, "aggregate", spark_schema(self._grouping.plan.stored).json())]
+
+    def describe(self) -> StepDescription:
+        """The accumulators and their inputs. The names of the output columns do not matter."""
+        keys = described_columns(self.input_struct, self.key_columns)
+        return StepDescription(self.uid, "aggregate", keys, columns={"aggregates": self._grouping.plan.described})
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
         """Aggregate the batch, merge the result into the state, and yield one row per key of the batch."""

@@ -79,7 +79,8 @@ class UserAccumulator(GroupAccumulator):
         super().__init__(name, columns, [field.with_name(f"{name}:{field.name}") for field in code.state_schema])
         self._code = code
         self._result = result
-        self._where = f"aggregate {name!r} ({type(code).__name__})"
+        self.code_name = type(code).__name__
+        self._where = f"aggregate {name!r} ({self.code_name})"
 
     def partial(self, inputs: list[Any], groups: Groups) -> list[Any]:
         """Call the user's `partial` once, for all groups."""

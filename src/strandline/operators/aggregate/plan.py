@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from strandline.checkpoint.steps import Column
 from strandline.errors import JobDefinitionError, SchemaError
 from strandline.operators.aggregate.accumulators import (
     Accumulator,
@@ -45,7 +46,7 @@ from strandline.operators.aggregate.limits import DEFAULT_LIMITS, GroupingLimits
 from strandline.operators.columns.declared import column_type
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.state.coding.codec import ColumnCodec
-from strandline.state.coding.ddl import parse_schema
+from strandline.state.coding.ddl import parse_schema, type_text
 
 
 class AggregatePlan:
@@ -82,6 +83,15 @@ class AggregatePlan:
         used = dict.fromkeys(column for a in self.accumulators for column in a.columns)
         self.numbers_arrivals = not used.keys().isdisjoint(ARRIVAL_COLUMNS)
         self.input_columns = tuple(column for column in used if column not in ARRIVAL_COLUMNS)
+        self.described: tuple[Column, ...] = tuple((a.name, self._inputs(a)) for a in self.accumulators)
+        """The accumulators for the description of the step: their names, and the types of their input columns."""
+
+    def _inputs(self, accumulator: Accumulator) -> str:
+        types = [type_text(self._type_of(name)) for name in accumulator.columns if name not in ARRIVAL_COLUMNS]
+        if isinstance(accumulator, UserAccumulator):
+            arguments = ", ".join(map(" ".join, zip(accumulator.columns, types, strict=True)))
+            return f"{accumulator.code_name}({arguments})"
+        return ", ".join(types)
 
     def _add(self, name: str, aggregate: Aggregate) -> None:
         column, function = aggregate.column, aggregate.function

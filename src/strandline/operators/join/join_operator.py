@@ -10,7 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from strandline.checkpoint.steps import StepDescription
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
+from strandline.operators.columns.described import described_columns
 from strandline.operators.columns.event_times import micros, whole_millis
 from strandline.operators.columns.gather import gathered
 from strandline.operators.columns.nulls import all_valid, is_valid
@@ -106,6 +108,29 @@ class JoinOperator(Operator):
         both = StructType([field for side in self.plan.stored for field in side.fields])
         rows = StateDescriptor(ROWS, "rows", both.json(), ttl_ms=self.bucket // 1000 if self.timed else None)
         return [rows, ExpiryIndex.descriptor(_INDEX)] if self.timed else [rows]
+
+    def describe(self) -> StepDescription:
+        """The kind of the join, its bounds, and the columns of both sides, all of which are stored."""
+        plan = self.plan
+        lower_ms, upper_ms = plan.bounds_ms or (None, None)
+        keys = described_columns(self.input_struct, self.key_columns)
+        times = [
+            described_columns(schema, [time])
+            for schema, time in zip(plan.schemas, plan.times, strict=True)
+            if time is not None
+        ]
+        return StepDescription(
+            self.uid,
+            "join",
+            keys,
+            tuple(column for columns in times for column in columns),
+            {"how": plan.how, "lower_ms": lower_ms, "upper_ms": upper_ms},
+            {
+                "right keys": tuple((name, kind) for name, (_, kind) in zip(plan.right_keys, keys, strict=True)),
+                "left": described_columns(plan.schemas[0]),
+                "right": described_columns(plan.schemas[1]),
+            },
+        )
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
         """Yield the pairs that the rows of the batch complete, then the rows that can find no partner any more."""

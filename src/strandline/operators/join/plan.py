@@ -65,6 +65,8 @@ class JoinPlan:
         self._where = f"operator {uid!r}"
         left, right = schemas
         self.key_columns = tuple(left_keys)
+        self.right_keys = tuple(right_keys)
+        self.schemas, self.times, self.how, self.bounds_ms = schemas, times, how, bounds_ms
         self._check_how(how, times, bounds_ms)
         types = self._key_types(left_keys, right_keys, schemas)
         for schema, time in zip(schemas, times, strict=True):

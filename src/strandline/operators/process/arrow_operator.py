@@ -11,9 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from strandline.checkpoint.steps import StepDescription
 from strandline.errors import JobDefinitionError, StrandlineError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
 from strandline.operators.columns.declared import column_type
+from strandline.operators.columns.described import described_columns
 from strandline.operators.columns.schemas import arrow_schema, conform, fitted
 from strandline.operators.process.arrow_context import ArrowChunk, ArrowContext, Rows
 from strandline.operators.process.arrow_processor import ArrowFunction, ArrowProcessor
@@ -93,6 +95,10 @@ class ArrowProcessOperator(Operator):
     def states(self) -> list[StateDescriptor]:
         """The states that `open` declared."""
         return [] if self._context is None else list(self._context._states.values())
+
+    def describe(self) -> StepDescription:
+        """The key. The states, which user code declares, are described one by one."""
+        return StepDescription(self.uid, "arrow", described_columns(self.input_struct, self.key_columns))
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
         """Call the processor with the rows, chunk by chunk, and yield its output."""

@@ -8,9 +8,11 @@ from typing import ClassVar, NamedTuple, get_args
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from strandline.checkpoint.steps import StepDescription, StepKind
 from strandline.errors import JobDefinitionError, StrandlineError, UserCodeError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, Output, SubtaskInfo, TimeMode
 from strandline.operators.columns.declared import check_time_column
+from strandline.operators.columns.described import described_columns
 from strandline.operators.columns.row_writer import RowWriter
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.process.key_codec import KeyCodec
@@ -49,6 +51,7 @@ class ProcessOperator(Operator):
     """
 
     sorted_input = True
+    kind: ClassVar[StepKind] = "process"
     methods: ClassVar = ProcessorMethods("open", "process", "on_timer")
 
     def __init__(
@@ -118,6 +121,11 @@ class ProcessOperator(Operator):
         if self._subtask is None:
             return []
         return _declared(self._subtask.context, self._subtask.key_codec)
+
+    def describe(self) -> StepDescription:
+        """The key and the clock of the timers. The states, which user code declares, are described one by one."""
+        keys = described_columns(self.input_struct, self.key_columns)
+        return StepDescription(self.uid, self.kind, keys, parameters={"time_mode": self.time_mode})
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         """Call user code once for every key of the batch, in the order of the input, then for every due timer."""

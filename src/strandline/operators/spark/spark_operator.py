@@ -43,6 +43,7 @@ class SparkProcessorOperator(ProcessOperator):
     timestamps in `time_zone`, the session's time zone. With `event_time`, late rows are dropped.
     """
 
+    kind = "spark"
     methods: ClassVar = ProcessorMethods("init", "handleInputRows", "handleExpiredTimer")
 
     def __init__(

@@ -9,12 +9,14 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
+from strandline.checkpoint.steps import StepDescription
 from strandline.errors import JobDefinitionError
 from strandline.operators.aggregate.functions import Aggregate
 from strandline.operators.aggregate.input_tables import input_tables
 from strandline.operators.aggregate.plan import AggregatePlan
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, Output, SideRows, SubtaskInfo
 from strandline.operators.columns.declared import check_time_column
+from strandline.operators.columns.described import described_columns
 from strandline.operators.columns.gather import contiguous
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.windows.limits import DEFAULT_WINDOW_LIMITS, WindowLimits
@@ -108,6 +110,23 @@ class WindowOperator(Operator):
     def states(self) -> list[StateDescriptor]:
         """The states of the windows, and of their time index."""
         return self._state.states()
+
+    def describe(self) -> StepDescription:
+        """The window, what it computes, and what decides how long it is kept and when it is emitted."""
+        spec = self.spec
+        cut: dict[str, int | str | None] = (
+            {"gap_ms": spec.gap_ms}
+            if isinstance(spec, SessionWindow)
+            else {"size_ms": spec.size_ms, "slide_ms": spec.slide_ms, "offset_ms": spec.offset_ms}
+        )
+        return StepDescription(
+            self.uid,
+            "session" if isinstance(spec, SessionWindow) else "window",
+            described_columns(self.input_struct, self.key_columns),
+            described_columns(self.input_struct, [self.time_column]),
+            {**cut, "allowed_lateness_ms": self.allowed_lateness_ms, "emit": self.emit},
+            {"aggregates": self._plan.described},
+        )
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         """Add the batch's rows to their windows, then yield the windows that are due or changed."""

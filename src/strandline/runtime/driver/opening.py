@@ -319,7 +319,14 @@ class _Opening:
         return Checkpoints(
             claimed.coordinator,
             self._run.cluster,
-            JobShape(self._run.job, claim.generation, self._parallelism, config.max_parallelism, self._uids),
+            JobShape(
+                self._run.job,
+                claim.generation,
+                self._parallelism,
+                config.max_parallelism,
+                self._uids,
+                tuple(operator.describe() for operator in self._run.graph.operators),
+            ),
             dict(claim.properties),
             CheckpointInputs(
                 claim.restored,

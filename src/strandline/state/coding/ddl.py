@@ -76,6 +76,24 @@ def parse_schema(schema: str | DataType) -> StructType:
         raise SchemaError(f"the types of a schema are nested too deeply: {schema[:100]!r}") from error
 
 
+def type_text(data_type: DataType) -> str:
+    """A type in Spark's notation, without nullability, comments and other metadata. Different types differ in it."""
+    match data_type:
+        case StructType():
+            fields = (f"{_quoted(field.name)}:{type_text(field.dataType)}" for field in data_type.fields)
+            return f"struct<{','.join(fields)}>"
+        case ArrayType():
+            return f"array<{type_text(data_type.elementType)}>"
+        case MapType():
+            return f"map<{type_text(data_type.keyType)},{type_text(data_type.valueType)}>"
+        case _:
+            return data_type.simpleString()
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"\w+", name) else f"`{name.replace('`', '``')}`"
+
+
 def _from_json(text: str) -> StructType:
     try:
         value = json.loads(text)

@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from strandline.checkpoint.pending import SubtaskAck
+from strandline.checkpoint.steps import StepDescription
 from strandline.errors import StrandlineError
 from strandline.operators.base import BatchInfo, Operator, SubtaskInfo
 from strandline.runtime.protocol.address import NOWHERE
@@ -72,6 +73,9 @@ class Puts(Operator):
 
     def states(self) -> list[Any]:
         return []
+
+    def describe(self) -> StepDescription:
+        return StepDescription(self.uid, "process", ())
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
         for some in rows:

@@ -35,7 +35,7 @@ def check_storage(place: Place, *others: str) -> None:
     delete_garbage(
         storage, find_garbage(storage, "visits", now=time.time() + 10, min_age=0, take_over=True, others=others)
     )
-    verification = Verification(storage, "visits", others=others)
+    verification = Verification.of_job(storage, "visits", others=others)
     assert all(found.damage == () for found in verification.run())
     needed = [handle.path for handle in verification.handles]
     left = {file.path for file in list_files(storage, "visits", needed) if "/log/" not in inner_path(file.path)}

@@ -176,7 +176,9 @@ def test_no_claim_and_overlapping_checkpoints_work_with_the_changelog(place: Pla
     run.stop()
     # The log of the second run has a storage of its own: files there are found, verified and collected, too.
     assert list((place.root / "log").glob("visits/shared/*-log"))
-    verified = Verification(LocalStorage(str(place.checkpoints)), "visits", others=(options["changelog_dir"],)).run()
+    verified = Verification.of_job(
+        LocalStorage(str(place.checkpoints)), "visits", others=(options["changelog_dir"],)
+    ).run()
     assert [checkpoint.damage for checkpoint in verified] == [()] * len(verified)
     run = place.sums(**options).start()
     runs.append(run)

@@ -83,7 +83,7 @@ def test_a_kill_between_any_two_steps_of_a_completion_leaves_a_correct_state(
 
     storage = LocalStorage(str(place.checkpoints))
     delete_garbage(storage, find_garbage(storage, "visits", now=time.time() + 10, min_age=0, take_over=True))
-    verification = Verification(storage, "visits")
+    verification = Verification.of_job(storage, "visits")
     assert [found.damage for found in verification.run()] == [()]
     needed = {handle.path for handle in verification.handles}
     left = {file.path for file in storage.list("visits") if "/log/" not in file.path}

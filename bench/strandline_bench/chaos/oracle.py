@@ -53,7 +53,7 @@ def file_problems(place: Place) -> Iterator[str]:
     for names, problem in ((there - referenced, "no checkpoint refers to"), (referenced - there, "missing:")):
         if names:
             yield f"{len(names)} files: {problem} {min(names)}"
-    for verified in Verification(storage, JOB).run():
+    for verified in Verification.of_job(storage, JOB).run():
         for damage in verified.damage:
             yield f"checkpoint {verified.id}: {damage.path}: {damage.problem}"
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from strandline.checkpoint.metadata import CheckpointMetadata, all_files, full_bytes, state_bytes
+from strandline.admin.position import source_offsets, watermark_ms
+from strandline.checkpoint.job_log import JobLog
+from strandline.checkpoint.metadata import CheckpointMetadata, file_paths, full_bytes, state_bytes
 from strandline.errors import CheckpointError, CheckpointNotFoundError, JobDefinitionError
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.storage import JobPaths, Storage, open_storage
@@ -28,7 +30,10 @@ class CheckpointFacts:
     time: float | None = None
     """When it was completed, in seconds since the epoch."""
     files: int | None = None
+    """Uploaded files, as `checkpoints verify` counts them; small ones are inside `_metadata`."""
     full_bytes: int | None = None
+    left_behind: bool = False
+    """Whether the job went back to a checkpoint before this one, and computed its batches again."""
     problem: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -124,12 +129,12 @@ class JobFolder:
             job_log = store.load()
             latest = job_log.latest.checkpoint_id if job_log.latest and job_log.latest.ours else None
             owners = dict.fromkeys(job_log.retained, "job") | dict.fromkeys(store.released(), "user")
-            facts = [self._facts(number, number == latest, owner) for number, owner in sorted(owners.items())]
+            facts = [self._facts(number, number == latest, owner, job_log) for number, owner in sorted(owners.items())]
             # A running job may have dropped one of them meanwhile. In that case its log has grown, too.
             if not any(fact.problem for fact in facts) or store.load().position == job_log.position:
                 return facts
 
-    def _facts(self, number: int, latest: bool, owner: str) -> CheckpointFacts:
+    def _facts(self, number: int, latest: bool, owner: str, job_log: JobLog) -> CheckpointFacts:
         path = f"{self.storage.url}/{self.paths.checkpoint_dir(number)}"
         try:
             metadata = read_metadata(self.storage, self.paths, number, others=None)
@@ -145,8 +150,9 @@ class JobFolder:
             batch=metadata.batch_id,
             generation=metadata.generation,
             time=metadata.completed_time,
-            files=sum(1 for _ in all_files(metadata)),
+            files=len(file_paths(metadata)),
             full_bytes=full_bytes(metadata),
+            left_behind=any(back.voids(metadata.batch_id) for back in job_log.went_back),
         )
 
     def metadata(self, number: int | None) -> CheckpointMetadata:
@@ -166,7 +172,7 @@ class JobFolder:
         return read_metadata(self.storage, self.paths, number, others=None)
 
     def details(self, metadata: CheckpointMetadata) -> dict[str, Any]:
-        """A checkpoint with its subtasks and files, as plain values."""
+        """A checkpoint with its steps, its position in the sources, its subtasks and files, as plain values."""
         return {
             "job": metadata.job,
             "id": metadata.checkpoint_id,
@@ -179,8 +185,13 @@ class JobFolder:
             "parallelism": metadata.parallelism,
             "max_parallelism": metadata.max_parallelism,
             "operators": list(metadata.operators),
-            "files": sum(1 for _ in all_files(metadata)),
+            "steps": [_step(metadata, uid) for uid in metadata.operators],
+            "files": len(file_paths(metadata)),
             "full_bytes": full_bytes(metadata),
+            "watermark_ms": watermark_ms(metadata.source),
+            "sources": [
+                {"source": number, "offset": offset} for number, offset in enumerate(source_offsets(metadata.source))
+            ],
             "source_batch": metadata.source.batch,
             "properties": dict(metadata.properties),
             "sink_files": len(metadata.sink_files),
@@ -209,3 +220,14 @@ class JobFolder:
                 for state in metadata.subtasks
             ],
         }
+
+
+def _step(metadata: CheckpointMetadata, uid: str) -> dict[str, Any]:
+    """A step with its states: all its subtasks have the same ones."""
+    subtasks = [state for state in metadata.subtasks if state.operator == uid]
+    return {
+        "uid": uid,
+        "parallelism": len(subtasks),
+        "full_bytes": sum(map(state_bytes, subtasks)),
+        "states": [dict(state) for state in subtasks[0].states] if subtasks else [],
+    }

@@ -10,7 +10,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, all_files, registered_files, source_files
+from strandline.checkpoint.metadata import (
+    CheckpointMetadata,
+    FileHandle,
+    Kind,
+    all_files,
+    file_paths,
+    registered_files,
+    source_files,
+)
 from strandline.errors import CheckpointError, CheckpointNotFoundError, NotFoundError, StorageError, StorageFullError
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.storage import JobPaths, Storage
@@ -38,13 +46,14 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A checkpoint whose files were all read."""
+    """A checkpoint or savepoint whose files were all read."""
 
     job: str
     id: int
+    kind: Kind
     path: str
     files: int
-    """Uploaded files. Inline files are covered by the checksum of `_metadata`."""
+    """Uploaded files, as `checkpoints ls` counts them. Inline files are covered by the checksum of `_metadata`."""
     bytes: int
     damage: tuple[Damage, ...]
 
@@ -54,51 +63,68 @@ class Verified:
 
 
 class Verification:
-    """The checkpoints of one job that are verified. The constructor reads their metadata, `run` reads their files."""
+    """Checkpoints of one job that are verified: one, all retained ones, or a savepoint. `run` reads their files."""
 
     def __init__(
-        self, storage: Storage, job: str, checkpoint: int | None = None, *, others: tuple[str, ...] = ()
+        self,
+        storage: Storage,
+        root: str,
+        job: str,
+        found: Mapping[int, CheckpointMetadata | str],
+        retained: Callable[[], Iterable[int]] | None = None,
     ) -> None:
-        """Choose `checkpoint`, which need not be in the log; or all that the log retains, if it is None.
+        """`found` has the metadata of each checkpoint, or why it cannot be read; `root` says where they are.
+
+        With `retained`, checkpoints that it does not name at the end are left out: a running job has dropped them.
+        """
+        self._storage = storage
+        self._root = root
+        self._job = job
+        self._found = found
+        self._retained = retained
+        known = (metadata for metadata in found.values() if isinstance(metadata, CheckpointMetadata))
+        self.handles = {handle for metadata in known for handle in _handles(metadata)}
+        """The files to read. A file that several checkpoints share is among them once."""
+
+    @classmethod
+    def of_job(cls, storage: Storage, job: str, others: tuple[str, ...] = ()) -> Verification:
+        """Verifies all checkpoints that the job's log retains.
 
         `others` are the roots of other storages that may hold files of the job. A checkpoint that names files elsewhere
         counts as damaged, and these files are not read.
         """
-        self._storage = storage
-        self._paths = JobPaths(job)
-        self._all_retained = checkpoint is None
-        self._unreadable: dict[int, str] = {}
-        self._checkpoints: dict[int, CheckpointMetadata] = {}
-        for number in self._retained() if checkpoint is None else (checkpoint,):
-            try:
-                self._checkpoints[number] = read_metadata(storage, self._paths, number, others)
-            except CheckpointNotFoundError:
-                self._unreadable[number] = "is missing"
-            except CheckpointError as error:
-                self._unreadable[number] = f"cannot be read: {error}"
-        self.handles = {handle for metadata in self._checkpoints.values() for handle in _handles(metadata)}
-        """The files to read. A file that several checkpoints share is among them once."""
+
+        def retained() -> list[int]:
+            store = JobLogStore(storage, JobPaths(job))
+            return sorted({*store.load().retained, *store.released()})
+
+        return cls(storage, storage.url, job, _read(storage, job, retained(), others), retained)
+
+    @classmethod
+    def of_checkpoint(cls, storage: Storage, job: str, checkpoint: int, others: tuple[str, ...] = ()) -> Verification:
+        """Verifies one checkpoint, which need not be in the job's log. `others` are as in `of_job`."""
+        return cls(storage, storage.url, job, _read(storage, job, (checkpoint,), others))
+
+    @classmethod
+    def of_savepoint(cls, storage: Storage, metadata: CheckpointMetadata) -> Verification:
+        """Verifies a savepoint; `storage` is its folder."""
+        return cls(storage, storage.url, metadata.job, {metadata.checkpoint_id: metadata})
 
     def run(self, progress: Callable[[FileHandle], None] = lambda _handle: None) -> list[Verified]:
         """Read every file. A checkpoint that a running job drops meanwhile is left out."""
         problems = verify_files(self._storage, self.handles, progress)
-        found = [self._verified(number, problems) for number in sorted({*self._checkpoints, *self._unreadable})]
-        if self._all_retained and any(checkpoint.damage for checkpoint in found):
-            retained = self._retained()
+        found = [self._verified(number, problems) for number in sorted(self._found)]
+        if self._retained is not None and any(checkpoint.damage for checkpoint in found):
+            retained = set(self._retained())
             found = [checkpoint for checkpoint in found if checkpoint.id in retained]
         return found
 
-    def _retained(self) -> tuple[int, ...]:
-        store = JobLogStore(self._storage, self._paths)
-        return tuple(sorted({*store.load().retained, *store.released()}))
-
     def _verified(self, number: int, problems: Mapping[FileHandle, str]) -> Verified:
-        path = f"{self._storage.url}/{self._paths.checkpoint_dir(number)}"
-        metadata = self._checkpoints.get(number)
-        if metadata is None:
-            bad = Damage(self._paths.metadata(number), self._unreadable[number])
-            return Verified(self._paths.job, number, path, 0, 0, (bad,))
-        handles = set(_handles(metadata))
+        metadata, paths = self._found[number], JobPaths(self._job)
+        path = f"{self._root}/{paths.checkpoint_dir(number)}"
+        if isinstance(metadata, str):
+            bad = Damage(paths.metadata(number), metadata)
+            return Verified(self._job, number, "checkpoint", path, 0, 0, (bad,))
         damage = tuple(
             Damage(file.handle.path, problems[file.handle], state.operator, state.subtask)
             for state, file in all_files(metadata)
@@ -108,7 +134,25 @@ class Verification:
             for _key, handle in source_files(metadata.source)
             if handle in problems
         )
-        return Verified(self._paths.job, number, path, len(handles), sum(handle.size for handle in handles), damage)
+        if metadata.kind == "savepoint":
+            path = self._root
+        size = sum(handle.size for handle in set(_handles(metadata)))
+        return Verified(self._job, number, metadata.kind, path, len(file_paths(metadata)), size, damage)
+
+
+def _read(
+    storage: Storage, job: str, numbers: Iterable[int], others: tuple[str, ...]
+) -> dict[int, CheckpointMetadata | str]:
+    """The metadata of each checkpoint, or why it cannot be read."""
+    found: dict[int, CheckpointMetadata | str] = {}
+    for number in numbers:
+        try:
+            found[number] = read_metadata(storage, JobPaths(job), number, others)
+        except CheckpointNotFoundError:
+            found[number] = "is missing"
+        except CheckpointError as error:
+            found[number] = f"cannot be read: {error}"
+    return found
 
 
 def _handles(metadata: CheckpointMetadata) -> Iterator[FileHandle]:

@@ -21,8 +21,13 @@ import pytest
 import strandline
 from strandline.admin.cli import main as cli
 from strandline.admin.cli.options import storage_settings
+from strandline.checkpoint.job_log import CheckpointRef, Start
 from strandline.checkpoint.metadata import (
+    CheckpointMetadata,
     FileHandle,
+    SourceLog,
+    SourceLogPiece,
+    SourcePosition,
     StateFile,
     SubtaskState,
     encode,
@@ -316,6 +321,7 @@ def test_verify_takes_a_checkpoint_its_metadata_a_job_or_a_checkpoint_dir(
     ]
     assert found[1]["bytes"] == sum(map(len, FILES.values()))
     assert found[1]["path"] == str(two)
+    assert [checkpoint["files"] for checkpoint in facts_of("checkpoints", "ls", by_hand)] == [1, 3]
     monkeypatch.chdir(by_hand / "visits")
     for place in (two, f"{two}/", two / "_metadata", two.as_uri(), "chk-2", "chk-2/_metadata"):
         assert facts_of("checkpoints", "verify", place) == found[1:]
@@ -367,9 +373,9 @@ def test_verify_reads_an_object_store_through_a_scratch_folder(by_hand: Path) ->
     from strandline.storage.object_store import ObjectStorage
 
     storage = ObjectStorage(by_hand.as_uri())
-    assert not any(checkpoint.damage for checkpoint in Verification(storage, "visits").run())
+    assert not any(checkpoint.damage for checkpoint in Verification.of_job(storage, "visits").run())
     (by_hand / PATHS.shared("b")).unlink()
-    found = Verification(storage, "visits", 2).run()
+    found = Verification.of_checkpoint(storage, "visits", 2).run()
     assert [(damage.path, damage.problem) for damage in found[0].damage] == [(PATHS.shared("b"), "is missing")]
 
 
@@ -387,10 +393,102 @@ def test_a_savepoint_has_its_own_command_which_shows_sizes_with_units(tmp_path: 
     metadata = checkpoint_metadata(1, operators=("count",), subtasks=(subtask,), kind="savepoint")
     place = tmp_path / "savepoint-visits"
     LocalStorage(str(place)).write("_metadata", encode(metadata))
-    for command in ("verify", "ls"):
-        text = strandline_cli("checkpoints", command, place, code=1).stderr
-        assert f"is a savepoint; see what it holds with: strandline savepoint {place}" in text
+    text = strandline_cli("checkpoints", "ls", place, code=1).stderr
+    assert f"is a savepoint; see what it holds with: strandline savepoint {place}" in text
     assert "1.5 kB" in strandline_cli("savepoint", place).stdout
+
+
+def test_verify_takes_a_savepoint(tmp_path: Path) -> None:
+    place = tmp_path / "savepoint-visits"
+    storage = LocalStorage(str(place))
+    handle = FileHandle("state", 3, f"crc32:{zlib.crc32(b'abc'):08x}")
+    subtask = SubtaskState("count", 0, 0, 128, "rocksdb", False, (StateFile("state", "state", False, handle),))
+    storage.write("_metadata", encode(checkpoint_metadata(4, subtasks=(subtask,), kind="savepoint")))
+    storage.write("state", b"abc")
+    for location in (place, place / "_metadata"):
+        (found,) = facts_of("checkpoints", "verify", location)
+        assert (found["id"], found["kind"], found["files"], found["damage"]) == (4, "savepoint", 1, [])
+        assert found["path"] == str(place)
+    assert "✔ savepoint 4 of job visits: 1 files" in strandline_cli("checkpoints", "verify", place).stdout
+    storage.write("state", b"abd")
+    assert "✖ savepoint 4" in strandline_cli("checkpoints", "verify", place, code=1).stdout
+
+
+def test_ls_and_verify_count_the_same_files_of_any_checkpoint(tmp_path: Path) -> None:
+    """Two parts of one packed file, a file inside `_metadata`, and a piece of a source's log."""
+    storage = LocalStorage(str(tmp_path))
+    packed, piece = PATHS.shared("packed"), PATHS.shared("piece")
+    parts = tuple(
+        StateFile(f"{n}.sst", f"{n}", True, FileHandle(packed, 2, f"crc32:{zlib.crc32(data):08x}", n * 2, 4))
+        for n, data in enumerate((b"aa", b"bb"))
+    )
+    inline = StateFile("CURRENT", "current", False, None, b"MANIFEST")
+    logged = SourceLog(0, (), (SourceLogPiece("0" * 64, 3, FileHandle(piece, 3, f"crc32:{zlib.crc32(b'log'):08x}")),))
+    metadata = checkpoint_metadata(
+        1,
+        operators=("count",),
+        subtasks=(SubtaskState("count", 0, 0, 128, "rocksdb", True, (*parts, inline)),),
+        source=SourcePosition(1, {}, (logged,)),
+    )
+    _complete(storage, metadata)
+    storage.write(packed, b"aabb")
+    storage.write(piece, b"log")
+    (listed,) = facts_of("checkpoints", "ls", tmp_path)
+    (verified,) = facts_of("checkpoints", "verify", tmp_path)
+    assert listed["files"] == verified["files"] == facts_of("checkpoints", "show", tmp_path)["files"] == 2
+    assert verified["damage"] == []
+
+
+def test_show_gives_steps_states_schemas_offsets_and_watermark(tmp_path: Path) -> None:
+    states = (
+        {"name": "total", "kind": "value", "schema": "n long", "key_schema": None, "ttl_ms": 60_000},
+        {"name": "seen", "kind": "map", "schema": "at long", "key_schema": "page string", "ttl_ms": None},
+    )
+    offsets = b'v1\n{"batchWatermarkMs":5}\n{"logOffset":3}\n{"visits":{"0":17}}\n{"tick":12}'
+    position = SourcePosition(1, {"offsets/1": offsets, "commits/1": b'v1\n{"nextBatchWatermarkMs":1700000000000}'})
+    metadata = checkpoint_metadata(
+        1,
+        operators=("count",),
+        subtasks=tuple(SubtaskState("count", n, n * 64, 64 + n * 64, "heap", False, (), states) for n in (0, 1)),
+        source=position,
+    )
+    _complete(LocalStorage(str(tmp_path)), metadata)
+    shown = facts_of("checkpoints", "show", tmp_path)
+    assert shown["steps"] == [{"uid": "count", "parallelism": 2, "full_bytes": 0, "states": list(states)}]
+    assert [source["offset"] for source in shown["sources"]] == [{"logOffset": 3}, {"visits": {"0": 17}}]
+    assert shown["watermark_ms"] == 1_700_000_000_000
+    text = strandline_cli("checkpoints", "show", tmp_path).stdout
+    for expected in (
+        "2023-11-14 22:13:20 UTC",
+        '{"visits": {"0": 17}}',
+        "step count: 0 B in 2 subtasks",
+        "total: value of n long, time to live 60000 ms",
+        "seen: map of page string → at long",
+    ):
+        assert expected in text
+
+
+def test_ls_marks_checkpoints_that_a_job_left_behind_when_it_went_back(by_hand: Path) -> None:
+    store = JobLogStore(LocalStorage(str(by_hand)), PATHS)
+    store.load()
+    back = CheckpointRef(1, PATHS.metadata(1), 1)
+    assert store.try_take_over(Start(back, (1,), (2,)))
+    one, two = facts_of("checkpoints", "ls", by_hand)
+    assert (one["latest"], one["left_behind"]) == (True, False)
+    assert (two["latest"], two["left_behind"], two["owner"]) == (False, True, "user")
+    text = strandline_cli("checkpoints", "ls", by_hand).stdout
+    assert "chk-2 left behind" in text
+    assert "went back to a checkpoint before" in text
+
+
+def _complete(storage: LocalStorage, metadata: CheckpointMetadata) -> None:
+    """Make the storage a checkpoint_dir with one completed checkpoint."""
+    store = JobLogStore(storage, PATHS)
+    store.load()
+    store.take_over()
+    number = metadata.checkpoint_id
+    storage.write(PATHS.metadata(number), encode(metadata))
+    store.complete(number, PATHS.metadata(number), metadata.batch_id, (number,), ())
 
 
 def test_gc_wants_to_be_told_whether_to_list_or_to_delete(by_hand: Path) -> None:

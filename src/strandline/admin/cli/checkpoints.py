@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from strandline.admin.inspection import JobFolder
-    from strandline.admin.verification import Verified
+    from strandline.admin.verification import Verification, Verified
 
 app = typer.Typer(
     help="Look into the checkpoints of a job, and clean up.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -57,7 +57,7 @@ def show_checkpoint(
     as_json: Json = False,
     storage_option: StorageOptions = None,
 ) -> None:
-    """Show one checkpoint with its subtasks and files."""
+    """Show one checkpoint: its steps with their states, the position in the sources, its subtasks and files."""
     folder = _one_job(location, job, storage_option)
     details = folder.details(folder.metadata(checkpoint))
     if as_json:
@@ -73,31 +73,23 @@ def verify_checkpoints(
     location: Annotated[
         str,
         typer.Argument(
-            help="A checkpoint's directory (.../job/chk-N) or _metadata file, a job's folder, or all jobs'."
+            help="A checkpoint's directory (.../job/chk-N), a savepoint's, the _metadata in it; a job's folder, or all "
+            "jobs'."
         ),
     ],
     changelog_dir: ChangelogDirs = None,
     as_json: Json = False,
     storage_option: StorageOptions = None,
 ) -> None:
-    """Read every file of a checkpoint, or of all retained ones, and compare size and checksum.
+    """Read every file of a checkpoint, a savepoint, or all retained checkpoints, and compare size and checksum.
 
     Every file that is damaged or missing is reported; the exit code is 1 if there is any. This reads the full state. A
     checkpoint that names files outside its job's folder and --changelog-dir is reported, and these files are not read.
     """
     from strandline.admin.cli.reports import print_verified
-    from strandline.admin.inspection import JobFolder
-    from strandline.admin.verification import Verification
 
     settings = storage_settings(storage_option)
-    one = JobFolder.find_checkpoint(location, settings)
-    others = changelog_roots(changelog_dir, settings)
-    if one is not None:
-        verifications = [Verification(one[0].storage, one[0].job, one[1], others=others)]
-    else:
-        verifications = [
-            Verification(folder.storage, folder.job, others=others) for folder in _jobs(location, settings)
-        ]
+    verifications = _verifications(location, settings, changelog_roots(changelog_dir, settings))
     found: list[Verified] = []
     with _progress() as bar:
         total = sum(handle.size for verification in verifications for handle in verification.handles)
@@ -164,6 +156,27 @@ def collect_garbage(
         print_json(garbage_facts(garbage, deleted=yes))
     else:
         print_garbage(folder, garbage, min_age, deleted=yes)
+
+
+def _verifications(location: str, settings: dict[str, str], others: tuple[str, ...]) -> list[Verification]:
+    """What is to be verified at `location`: one checkpoint, the retained ones of every job there, or a savepoint."""
+    from strandline.admin.inspection import JobFolder
+    from strandline.admin.verification import Verification
+    from strandline.runtime.driver.restore.savepoints import open_savepoint
+
+    one = JobFolder.find_checkpoint(location, settings)
+    if one is not None:
+        folder, number = one
+        return [Verification.of_checkpoint(folder.storage, folder.job, number, others)]
+    try:
+        return [
+            Verification.of_job(folder.storage, folder.job, others) for folder in JobFolder.find(location, settings)
+        ]
+    except CheckpointNotFoundError as error:
+        try:
+            return [Verification.of_savepoint(*open_savepoint(location, settings))]
+        except CheckpointNotFoundError:
+            raise error from None
 
 
 def _jobs(location: str, settings: dict[str, str]) -> list[JobFolder]:

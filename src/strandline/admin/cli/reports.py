@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ def print_verified(location: str, found: list[Verified]) -> None:
         mark = ("✖ ", "bold red") if checkpoint.damage else ("✔ ", "bold green")
         bad = f", {len(checkpoint.damage)} damaged or missing" if checkpoint.damage else ", all whole"
         size = size_text(checkpoint.bytes)
-        text = f"checkpoint {checkpoint.id} of job {checkpoint.job}: {checkpoint.files} files, {size}"
+        text = f"{checkpoint.kind} {checkpoint.id} of job {checkpoint.job}: {checkpoint.files} files, {size}"
         console.print(Text.assemble(mark, text, bad), soft_wrap=True)
         for damage in checkpoint.damage:
             whose = f" (operator {damage.operator}, subtask {damage.subtask})" if damage.operator is not None else ""
@@ -104,12 +105,20 @@ def print_list(folder: JobFolder, found: list[CheckpointFacts]) -> None:
             _time(facts.time or 0.0),
             str(facts.files),
             size_text(facts.full_bytes or 0),
-            f"{place} newest" if facts.latest else place,
+            f"{place} {note}" if (note := _note(facts)) else place,
         )
     console.print(table)
+    if any(facts.left_behind for facts in found):
+        console.print("left behind: the job went back to a checkpoint before this one and computed its batches again")
     for facts in found:
         if facts.problem:
             console.print(Text(facts.problem, style="red"), soft_wrap=True)
+
+
+def _note(facts: CheckpointFacts) -> str:
+    if facts.latest:
+        return "newest"
+    return "left behind" if facts.left_behind else ""
 
 
 def print_details(details: dict[str, Any]) -> None:
@@ -122,9 +131,13 @@ def print_details(details: dict[str, Any]) -> None:
         ("state", f"{size_text(details['full_bytes'])} in {details['files']} files"),
         ("parallelism", f"{details['parallelism']} of at most {details['max_parallelism']}"),
         ("published", f"{details['sink_rows']:,} rows in {details['sink_files']} files"),
+        ("watermark", _watermark(details["watermark_ms"])),
+        *((f"source {source['source']}", _offset(source["offset"])) for source in details["sources"]),
     ):
         head.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
     console.print(head)
+    for step in details["steps"]:
+        _print_step(console, step)
     table = Table(box=None, header_style="dim", padding=(0, 1))
     table.add_column("operator")
     for name in ("subtask", "key groups", "backend", "files", "of them shared", "full size"):
@@ -141,6 +154,24 @@ def print_details(details: dict[str, Any]) -> None:
             size_text(subtask["full_bytes"]),
         )
     console.print(table)
+
+
+def _print_step(console: SafeConsole, step: dict[str, Any]) -> None:
+    size = f"{size_text(step['full_bytes'])} in {step['parallelism']} subtasks"
+    console.print(Text.assemble("step ", (step["uid"], "bold"), f": {size}"), soft_wrap=True)
+    for state in step["states"]:
+        key, lives = state.get("key_schema"), state.get("ttl_ms")
+        keyed, until = f"{key} → " if key else "", f", time to live {lives} ms" if lives else ""
+        what = f"{state.get('name')}: {state.get('kind')} of {keyed}{state.get('schema')}{until}"
+        console.print(Text(f"  {what}"), soft_wrap=True)
+
+
+def _watermark(milliseconds: int | None) -> str:
+    return "none" if milliseconds is None else f"{_time(milliseconds / 1000)} UTC"
+
+
+def _offset(offset: Any) -> str:
+    return offset if isinstance(offset, str) else json.dumps(offset)
 
 
 def _time(seconds: float) -> str:

@@ -11,7 +11,6 @@ watermark is public only in the progress of a query, which Spark reports after t
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,19 +153,6 @@ def tick_rows(spark: SparkSession, ticks: Path, schema: StructType) -> DataFrame
     spark.dataSource.register(TickSource)
     frame = spark.readStream.format(TickSource.name()).option("path", str(ticks)).load()
     return frame.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields))
-
-
-FIRST_TICK = json.dumps({"tick": 0})
-"""The line of Spark's offset log for the tick source before its first tick."""
-
-
-def is_tick(offset: str) -> bool:
-    """Whether a line of Spark's offset log belongs to the tick source."""
-    try:
-        value = json.loads(offset)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict) and value.keys() == {"tick"}
 
 
 class TickSource(DataSource):

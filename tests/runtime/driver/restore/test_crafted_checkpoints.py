@@ -71,12 +71,12 @@ def test_a_storage_that_the_job_names_is_trusted(storage: LocalStorage, victim: 
 
 
 def test_verify_reports_a_path_outside_and_does_not_read_the_file(storage: LocalStorage, victim: Path) -> None:
-    verification = Verification(storage, "visits")
+    verification = Verification.of_job(storage, "visits")
     assert verification.handles == set()
     (found,) = verification.run()
     assert [damage.path for damage in found.damage] == [PATHS.metadata(2)]
     assert "leads elsewhere" in found.damage[0].problem
-    (found,) = Verification(storage, "visits", others=(str(victim.parents[2]),)).run()
+    (found,) = Verification.of_job(storage, "visits", others=(str(victim.parents[2]),)).run()
     assert (found.files, found.damage) == (1, ())
 
 

@@ -9,8 +9,9 @@ from strandline.config import Config
 from strandline.config.option import DurationLike, parse_duration
 from strandline.errors import ConfigError, JobDefinitionError
 from strandline.job.run import JobRun
-from strandline.job.stream import Stream, event_time_column
+from strandline.job.stream import Stream
 from strandline.operators.columns.declared import check_time_column
+from strandline.operators.columns.time_columns import time_columns, with_source_time
 from strandline.runtime.driver.plan import Graph, SourceNode, source_problems
 from strandline.runtime.driver.restore.takeover import ClaimMode, Restore
 from strandline.runtime.driver.run import Run
@@ -82,7 +83,7 @@ class Job:
             raise JobDefinitionError(f"job {self.name!r}: this DataFrame cannot be a source: {'; '.join(problems)}.")
         if event_time is not None or watermark_delay is not None:
             frame = self._with_watermark(frame, event_time, watermark_delay)
-        self._has_watermark |= event_time_column(frame.schema) is not None
+        self._has_watermark |= bool(time_columns(frame.schema))
         node = SourceNode(frame)
         self._graph.sources.append(node)
         return Stream(self, node)
@@ -91,15 +92,18 @@ class Job:
         where = f"job {self.name!r}: source(event_time={event_time!r}, watermark_delay={delay!r})"
         if event_time is None or delay is None:
             raise JobDefinitionError(f"{where}: give both, such as event_time='ts', watermark_delay='10s'")
-        known = event_time_column(frame.schema)
-        if known is not None:
-            raise JobDefinitionError(f"{where}: the DataFrame has a watermark on {known!r} already; use one of the two")
+        known = list(time_columns(frame.schema))
+        if known:
+            raise JobDefinitionError(
+                f"{where}: the DataFrame has a watermark on {known[0]!r} already; use one of the two"
+            )
         check_time_column(frame.schema, event_time, where)
         try:
             milliseconds = round(parse_duration(delay) * 1000)
         except ValueError as error:
             raise JobDefinitionError(f"{where}: {error}") from error
-        return frame.withWatermark(event_time, f"{milliseconds} milliseconds")
+        frame = frame.withWatermark(event_time, f"{milliseconds} milliseconds")
+        return with_source_time(frame, event_time)
 
     def start(
         self,

@@ -22,8 +22,8 @@ from strandline.job.stream import Stream
 from strandline.job.windowed_stream import WindowedStream
 from strandline.operators.aggregate.aggregate_operator import AggregateOperator
 from strandline.operators.aggregate.functions import Aggregate
-from strandline.operators.base import Operator
-from strandline.operators.columns.declared import check_time_column
+from strandline.operators.base import Operator, TimeMode
+from strandline.operators.columns.time_columns import with_time_columns
 from strandline.operators.deduplicate import DeduplicateOperator
 from strandline.operators.join.join_operator import JoinOperator
 from strandline.operators.join.plan import JoinType
@@ -61,9 +61,12 @@ class KeyedStream:
         uid: str | None = None,
         rows: Literal["row", "pandas", "arrow"] = "row",
         time_mode: str = "none",
+        time: str | None = None,
         initial_state: DataFrame | None = None,
         late: str | None = None,
         side_outputs: Mapping[str, str | StructType] | None = None,
+        output_time: str | None = None,
+        output_delay: DurationLike = 0,
     ) -> Stream:
         """Runs a `KeyedProcessor` on the rows of every key, and returns the rows that it yields.
 
@@ -77,12 +80,15 @@ class KeyedStream:
             uid: The name of the step in checkpoints.
             rows: The form in which the processor gets its rows; for a `KeyedProcessor`, always `"row"`.
             time_mode: The clock of the timers: `"processing"` or `"event"` time, or `"none"`.
+            time: The timestamp column that is the event time of a row; by default the event time of the stream.
             initial_state: The state to begin with, for a `StatefulProcessor` only.
             late: What happens in event time to rows that the watermark has passed. By default they are dropped and
                 counted. `"keep"` hands them to the processor. Any other name sends them to the side output of that
                 name.
             side_outputs: The schemas of the side outputs that the processor emits to, by name. `Stream.side` gives
                 their rows.
+            output_time: The timestamp column of `schema` that is the event time for the next step.
+            output_delay: How far `output_time` may be behind the watermark in a row that the processor yields.
 
         Raises:
             JobDefinitionError: An argument does not fit the kind of the processor, or `processor.open` fails.
@@ -95,7 +101,14 @@ class KeyedStream:
                 self._refuse(uid, "a StatefulProcessor gets rows='row' or 'pandas', not 'arrow'")
             read_time_mode(self._uid(uid, "process"), time_mode)
             return self.transform_with_state(
-                processor, schema, timeMode=time_mode, initialState=initial_state, rows=rows, uid=uid
+                processor,
+                schema,
+                timeMode=time_mode,
+                initialState=initial_state,
+                eventTimeColumnName=output_time or "",
+                rows=rows,
+                time=time,
+                uid=uid,
             )
         if initial_state is not None:
             self._refuse(uid, "initial_state is for Spark's StatefulProcessor")
@@ -127,9 +140,11 @@ class KeyedStream:
             read_schema(uid, schema),
             time_mode=mode,
             timer_service=self._timer_service,
-            event_time=self._event_time(uid) if mode == "event" else None,
+            event_time=self._clock(uid, mode, time),
             late=read_late(mode, late),
             side_outputs=side_outputs,
+            output_time=output_time,
+            output_delay_ms=read_milliseconds(output_delay, f"operator {uid!r}: output_delay"),
         )
         operator.check()
         return self._stateful(operator, tuple(self._stream.schema.names), operator.output_struct)
@@ -168,6 +183,7 @@ class KeyedStream:
         eventTimeColumnName: str = "",
         *,
         rows: Literal["row", "pandas"] = "row",
+        time: str | None = None,
         uid: str | None = None,
     ) -> Stream:
         """Runs a `StatefulProcessor` as it is written for Spark, and returns the rows that it yields.
@@ -184,6 +200,7 @@ class KeyedStream:
             eventTimeColumnName: The timestamp column of the output that is the event time for the next step.
             rows: The flavour of the processor: `"row"` for one that is written for `transformWithState`, `"pandas"` for
                 `transformWithStateInPandas`.
+            time: The timestamp column that is the event time of a row; by default the event time of the stream.
             uid: The name of the step in checkpoints.
 
         Raises:
@@ -208,16 +225,13 @@ class KeyedStream:
             rows=rows,
             time_mode=mode,
             timer_service=self._timer_service,
-            event_time=self._event_time(uid) if mode == "event" else None,
+            event_time=self._clock(uid, mode, time),
+            output_time=eventTimeColumnName or None,
             initial_schema=initial.schema if initial is not None else None,
             time_zone=self._stream._job.spark.conf.get("spark.sql.session.timeZone") or "UTC",
         )
-        if eventTimeColumnName:
-            where = f"operator {uid!r}: eventTimeColumnName={eventTimeColumnName!r}"
-            check_time_column(operator.output_struct, eventTimeColumnName, where)
         operator.check()
-        columns = tuple(self._stream.schema.names)
-        return self._stateful(operator, columns, operator.output_struct, initial, event_time=eventTimeColumnName)
+        return self._stateful(operator, tuple(self._stream.schema.names), operator.output_struct, initial)
 
     def _check_spark_processor(self, uid: str | None, given: object) -> None:
         self._refuse_class(uid, given)
@@ -313,7 +327,7 @@ class KeyedStream:
             raise JobDefinitionError(f"operator {uid!r}: ttl= is a time of the clock, within= of events; give one")
         if within is None and time is not None:
             raise JobDefinitionError(f"operator {uid!r}: time={time!r} needs within=, such as within='1h'")
-        column = None if within is None else time or self._event_time(uid)
+        column = None if within is None else self._stream._time_column(time, f"operator {uid!r}")
         period = ttl if within is None else within
         operator = DeduplicateOperator(
             uid,
@@ -359,8 +373,8 @@ class KeyedStream:
             raise JobDefinitionError(f"operator {uid!r}: streams of different jobs cannot be joined")
         bounds = read_bounds(uid, within)
         if bounds is not None:
-            left_time = left_time or self._event_time(uid)
-            right_time = right_time or other._event_time(uid)
+            left_time = left._time_column(left_time, f"operator {uid!r}", "left_time")
+            right_time = right._time_column(right_time, f"operator {uid!r}", "right_time")
         operator = JoinOperator(
             uid, self._columns, other._columns, left.schema, right.schema, how, left_time, right_time, *(bounds or ())
         )
@@ -372,26 +386,20 @@ class KeyedStream:
     def _uid(self, given: str | None, kind: str) -> str:
         return self._stream._job._uid(given, kind)
 
+    def _clock(self, uid: str, mode: TimeMode, time: str | None) -> str | None:
+        """The event time column of a processor; None if its clock is not event time."""
+        if mode == "event":
+            return self._stream._time_column(time, f"operator {uid!r}")
+        if time is not None:
+            raise JobDefinitionError(f"operator {uid!r}: time={time!r} needs time_mode='event'")
+        return None
+
     def _refuse(self, uid: str | None, problem: str) -> NoReturn:
         raise JobDefinitionError(f"operator {self._uid(uid, 'process')!r}: {problem}")
 
     @property
     def _timer_service(self) -> Literal["heap", "rocksdb"]:
         return "rocksdb" if self._stream._job.config.timer_service == "rocksdb" else "heap"
-
-    def _event_time(self, uid: str) -> str:
-        """The event time column of the stream; raises `JobDefinitionError` if there is none."""
-        column = self._stream._event_time
-        if column is None:
-            raise JobDefinitionError(
-                f"operator {uid!r} works in event time, but its stream has no event time column"
-                + (
-                    "; name the column, because a step or a transform that makes a new column loses the event time"
-                    if self._stream._job._has_watermark
-                    else ": give job.source(df, event_time='...', watermark_delay='...')"
-                )
-            )
-        return column
 
     def _stateful(
         self,
@@ -400,9 +408,9 @@ class KeyedStream:
         output: StructType,
         initial: DataFrame | None = None,
         parent: Node | None = None,
-        event_time: str | None = None,
     ) -> Stream:
         job = self._stream._job
+        output = with_time_columns(output, operator.time_columns, operator.default_time, operator.unfit_times)
         node = StatefulNode(parent or self._stream._node, operator, columns, output, initial)
         job._graph.operators.append(operator)
-        return Stream(job, OutputNode(node, None) if operator.side_outputs else node, event_time)
+        return Stream(job, OutputNode(node, None) if operator.side_outputs else node)

@@ -8,12 +8,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from strandline.errors import JobDefinitionError
+from strandline.operators.columns.declared import check_time_column
+from strandline.operators.columns.time_columns import default_time_column, lag_of, time_columns
 from strandline.runtime.driver.plan import (
     Node,
     OutputNode,
     Transformation,
     TransformNode,
     UnionNode,
+    greatest_lag,
     prototype,
     source_problems,
 )
@@ -26,13 +29,6 @@ if TYPE_CHECKING:
     from strandline.job.job import Job
     from strandline.job.keyed_stream import KeyedStream
 
-_WATERMARK = "spark.watermarkDelayMs"
-
-
-def event_time_column(schema: StructType) -> str | None:
-    """The column that carries a watermark, or None. Spark notes the watermark in the metadata of the column."""
-    return next((field.name for field in schema.fields if _WATERMARK in field.metadata), None)
-
 
 class Stream:
     """A stream of rows inside a job; `Job.source` and every step return one.
@@ -41,16 +37,47 @@ class Stream:
     it describes cannot run.
     """
 
-    def __init__(self, job: Job, node: Node, event_time: str | None = None) -> None:
+    def __init__(self, job: Job, node: Node) -> None:
         self._job = job
         self._node = node
         self._prototype = prototype(node)
-        self._event_time = event_time or event_time_column(self.schema)
 
     @property
     def schema(self) -> StructType:
         """The columns of the stream."""
         return self._prototype.schema
+
+    def _time_column(self, given: str | None, where: str, keyword: str = "time") -> str:
+        """The event time column that a step reads: the column that the user named with `keyword`, or the stream's own.
+
+        Raises `JobDefinitionError` if there is no such column, or if it cannot be event time.
+        """
+        schema = self.schema
+        column = given if given is not None else default_time_column(schema)
+        if column is not None:
+            check_time_column(schema, column, f"{where}: {keyword}={given!r}" if given is not None else where)
+            return column
+        several = ", ".join(time_columns(schema))
+        if several:
+            problem = f"its stream has several event time columns: {several}. Name one with {keyword}="
+        elif self._job._has_watermark:
+            problem = (
+                f"its stream has no event time column. Name the column with {keyword}=: a transform that computes a "
+                "column, and a step of your own code without output_time=, do not say which column is event time"
+            )
+        else:
+            problem = (
+                "its stream has no event time column: give job.source(df, event_time='...', watermark_delay='...')"
+            )
+        raise JobDefinitionError(f"{where} works in event time, but {problem}")
+
+    def _lag_ms(self, column: str) -> int:
+        """How far rows that come later may be behind the watermark of the stream, in the event time column `column`.
+
+        A column that the user computed may be as far behind as the time columns from which it can be computed.
+        """
+        lag = lag_of(self.schema[column])
+        return greatest_lag(self._node) if lag is None else lag
 
     def side(self, name: str) -> Stream:
         """Returns the side output `name` of the step that made this stream.

@@ -54,7 +54,7 @@ class WindowedStream:
             keyed._columns,
             keyed._stream.schema,
             self._spec,
-            self._time or keyed._event_time(uid),
+            keyed._stream._time_column(self._time, f"operator {uid!r}"),
             aggregates,
             self._allowed_lateness_ms,
             self._emit,

@@ -90,6 +90,15 @@ class Operator(ABC):
     """Which clock the operator needs. With a clock, a batch without rows runs when `next_timer_ms` is due."""
     side_outputs: Mapping[str, StructType] = MappingProxyType({})
     """The names of the side outputs, and their schemas."""
+    time_columns: Mapping[str, int] = MappingProxyType({})
+    """The output columns that carry event time, with their lags in milliseconds.
+
+    The lag says how far rows of later batches may be behind the step's own watermark in that column.
+    """
+    default_time: str | None = None
+    """The time column that the next step reads if the user names none; None if there is no clear choice."""
+    unfit_times: Mapping[str, str] = MappingProxyType({})
+    """The output columns with times that must not be used as event time, and the reasons."""
     next_timer_ms: int | None = None
     """Set by `run`: the earliest time, by the operator's clock, at which it has something to do without rows."""
     late_rows: int = 0

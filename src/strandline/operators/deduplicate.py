@@ -21,6 +21,7 @@ from strandline.operators.columns.gather import gathered
 from strandline.operators.columns.lookups import found_places
 from strandline.operators.columns.nulls import is_valid
 from strandline.operators.columns.schemas import arrow_schema
+from strandline.operators.columns.time_columns import default_time_column, lag_of, time_columns
 from strandline.operators.timed.expiry_index import NEVER, READ_KEYS, UNKNOWN, ExpiryIndex
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.codec import ColumnCodec
@@ -89,6 +90,8 @@ class DeduplicateOperator(Operator):
                     f"{where}: deduplication by the event time {time_column!r} needs ttl=, the time after a row in "
                     "which other rows of its key are duplicates"
                 )
+        self.time_columns = _time_columns(input_schema, time_column)
+        self.default_time = default_time_column(input_schema) or time_column
         self.output_schema = arrow_schema(input_schema)
         self._input = self.output_schema.append(pa.field(KEY_GROUP_COLUMN, pa.int32()))
         self._encoder = KeyEncoder(self._input, self.key_columns, KEY_GROUP_COLUMN)
@@ -197,6 +200,16 @@ class DeduplicateOperator(Operator):
 
     def _output(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(rows.columns[:-1], schema=self.output_schema)
+
+
+def _time_columns(schema: StructType, read: str | None) -> dict[str, int]:
+    """The time columns of the input, with their lags behind the watermark of the step, which reads the column `read`.
+
+    The watermark of the step is that of its input less the lag of `read`, and no row is late in this column.
+    """
+    own = 0 if read is None else lag_of(schema[read]) or 0
+    lags = {name: max(0, lag - own) for name, lag in time_columns(schema).items()}
+    return lags if read is None else {**lags, read: 0}
 
 
 def _passing(

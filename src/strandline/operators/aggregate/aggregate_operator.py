@@ -19,6 +19,7 @@ from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, Sub
 from strandline.operators.columns.described import described_columns
 from strandline.operators.columns.gather import contiguous
 from strandline.operators.columns.schemas import arrow_schema
+from strandline.operators.columns.time_columns import default_time_column, time_columns
 from strandline.pyspark_releases import spark_schema
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.descriptors import StateDescriptor
@@ -47,6 +48,9 @@ class AggregateOperator(Operator):
         plan = AggregatePlan(f"operator {uid!r}", input_schema, self.key_columns, self.aggregates, limits)
         self.output_struct = StructType([*(input_schema[name] for name in self.key_columns), *plan.fields])
         self.output_schema = arrow_schema(self.output_struct)
+        # A row comes out in the batch that has rows of its key, so its key is not further behind than theirs.
+        self.time_columns = time_columns(StructType([input_schema[name] for name in self.key_columns]))
+        self.default_time = default_time_column(self.output_struct)
         self.needed_columns = tuple(dict.fromkeys((*self.key_columns, *plan.input_columns)))
         """The input columns that the operator reads."""
         whole = arrow_schema(input_schema)

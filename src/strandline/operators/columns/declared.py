@@ -7,6 +7,7 @@ import difflib
 from pyspark.sql.types import DataType, StructType, TimestampNTZType, TimestampType
 
 from strandline.errors import JobDefinitionError
+from strandline.operators.columns.time_columns import why_unfit
 
 
 def column_type(schema: StructType, column: str, where: str) -> DataType:
@@ -20,10 +21,13 @@ def column_type(schema: StructType, column: str, where: str) -> DataType:
 
 
 def check_time_column(schema: StructType, column: str, where: str) -> None:
-    """Raise `JobDefinitionError` unless the column exists and holds timestamps."""
+    """Raise `JobDefinitionError` unless the column exists, holds timestamps, and can be event time."""
     kind = column_type(schema, column, where)
     if not isinstance(kind, TimestampType | TimestampNTZType):
         raise JobDefinitionError(
             f"{where}: the time column {column!r} is of type {kind.simpleString()}, not a timestamp; convert it first, "
             "for instance with to_timestamp or timestamp_millis"
         )
+    reason = why_unfit(schema[column])
+    if reason is not None:
+        raise JobDefinitionError(f"{where}: {column!r} cannot be event time: {reason}")

@@ -81,6 +81,7 @@ class JoinOperator(Operator):
         self.plan = plan
         self.timed = bounds is not None
         self.time_mode = "event" if self.timed else "none"
+        self.time_columns, self.default_time = plan.output_times()
         self.lower, self.upper = (1000 * bound for bound in bounds or (0, 0))
         self.bucket = max(limits.least_bucket_us, 2 * (self.upper - self.lower))
         self.preserved = (how in ("left", "full"), how in ("right", "full"))

@@ -122,6 +122,20 @@ class JoinPlan:
                 columns.append(pa.nulls(rows.num_rows, field.type))
         return pa.RecordBatch.from_arrays(columns, schema=self.output_schema)
 
+    def output_times(self) -> tuple[dict[str, int], str | None]:
+        """The time columns of the output with their lags, and the one that a step reads by default.
+
+        The lag of a column is how much older a row can be than a partner that comes in time. The default is the time of
+        the left side, or of the right side in a right join. In a full join both can be null, so there is no default.
+        """
+        left, right = self.times
+        if self.bounds_ms is None or left is None or right is None:
+            return {}, None
+        lower, upper = self.bounds_ms
+        lags = {right: max(0, -lower)}
+        lags[left] = max(lags.get(left, 0), upper, 0)
+        return lags, {"right": right, "full": None}.get(self.how, left)
+
     def _check_how(self, how: str, times: tuple[str | None, str | None], bounds_ms: tuple[int, int] | None) -> None:
         if how not in ("inner", "left", "right", "full"):
             raise JobDefinitionError(f"{self._where}: how={how!r} is not valid; use inner, left, right or full")

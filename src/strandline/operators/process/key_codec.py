@@ -20,7 +20,8 @@ class KeyCodec:
     """Encodes and decodes keys in the form that user code gets them."""
 
     def __init__(self, struct: StructType, key_columns: Sequence[str], clock: str) -> None:
-        key = StructType([struct[name] for name in key_columns])
+        # Without metadata: whether a key column carries event time does not change how a key is stored.
+        key = StructType([StructField(name, struct[name].dataType, struct[name].nullable) for name in key_columns])
         self.schema = StructType([StructField(clock, key, False)])
         """The schema of the timers' state. It has the clock's name, so that a restore with another clock is refused."""
         codec = ValueCodec(self.schema, "the key of a timer")

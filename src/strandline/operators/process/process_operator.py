@@ -48,6 +48,9 @@ class ProcessOperator(Operator):
     `late` says what happens to a row whose `event_time` is not after the watermark of the batch before. None: `process`
     gets it like any other row. "drop": it is dropped. Any other value is the name of a side output, which has the
     columns of the input, or those of them that `side_outputs` names.
+
+    `output_time` is the output column that carries event time. Its rows may be behind the watermark of the step by
+    `output_delay_ms`.
     """
 
     sorted_input = True
@@ -67,6 +70,8 @@ class ProcessOperator(Operator):
         event_time: str | None = None,
         late: str | None = None,
         side_outputs: Mapping[str, str | StructType] | None = None,
+        output_time: str | None = None,
+        output_delay_ms: int = 0,
         limits: ProcessLimits = DEFAULT_LIMITS,
         sweep_budget: SweepBudget = DEFAULT_SWEEP,
     ) -> None:
@@ -81,6 +86,9 @@ class ProcessOperator(Operator):
         self.timer_service = timer_service
         self.event_time = event_time
         self.late = late
+        self.output_time = self.default_time = output_time
+        self.output_delay_ms = output_delay_ms
+        self.time_columns = {} if output_time is None else {output_time: output_delay_ms}
         self.limits = limits
         self.sweep_budget = sweep_budget
         self.side_outputs = {name: parse_schema(schema) for name, schema in (side_outputs or {}).items()}
@@ -178,6 +186,8 @@ class ProcessOperator(Operator):
             )
         if self.late not in (None, "drop"):
             self._check_late_output(str(self.late), where)
+        if self.output_time is not None:
+            check_time_column(self.output_struct, self.output_time, f"{where}: output_time={self.output_time!r}")
 
     def _check_late_output(self, name: str, where: str) -> None:
         columns = {field.name: field.dataType for field in self.input_struct.fields}

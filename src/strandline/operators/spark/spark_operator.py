@@ -58,6 +58,7 @@ class SparkProcessorOperator(ProcessOperator):
         time_mode: str = "none",
         timer_service: TimerService = "heap",
         event_time: str | None = None,
+        output_time: str | None = None,
         initial_schema: StructType | None = None,
         time_zone: str = "UTC",
         limits: ProcessLimits = DEFAULT_LIMITS,
@@ -82,6 +83,7 @@ class SparkProcessorOperator(ProcessOperator):
             timer_service=timer_service,
             event_time=event_time,
             late="drop" if event_time is not None and mode == "event" else None,
+            output_time=output_time,
             limits=limits,
         )
 

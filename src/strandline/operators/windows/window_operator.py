@@ -85,6 +85,8 @@ class WindowOperator(Operator):
         keys = [input_schema[name] for name in self.key_columns]
         self.output_struct = StructType([*keys, *window, *plan.fields])
         self.output_schema = arrow_schema(self.output_struct)
+        self.time_columns, self.unfit_times = _times(spec, allowed_lateness_ms)
+        self.default_time = "window_end"
         self.side_outputs = {} if late == "drop" else {late: input_schema}
         used = input_schema.names if late != "drop" else (*self.key_columns, time_column, *plan.input_columns)
         self.needed_columns = tuple(dict.fromkeys(used))
@@ -167,6 +169,17 @@ class WindowOperator(Operator):
         by_name = dict(zip(made.states.schema.names, made.states.columns, strict=True))
         shown = [show(by_name) for show in self._plan.shown]
         return pa.RecordBatch.from_arrays([*made.keys, *times, *shown], schema=self.output_schema)
+
+
+def _times(spec: WindowSpec, lateness_ms: int) -> tuple[dict[str, int], dict[str, str]]:
+    """The time columns of window rows with their lags, and the column that is none, with the reason."""
+    ends = {"window_end": lateness_ms}
+    if isinstance(spec, SessionWindow):
+        return ends, {
+            "window_start": "a session may last any length of time, so its start may be any length of time ago when it "
+            "comes out; use window_end"
+        }
+    return {**ends, "window_start": spec.size_ms + lateness_ms}, {}
 
 
 def _check_options(where: str, spec: object, lateness_ms: int, emit: str, late: str) -> None:

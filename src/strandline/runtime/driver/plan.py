@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN, Operator
+from strandline.operators.columns.time_columns import in_all
 from strandline.runtime.driver.batches import Outlets
 from strandline.runtime.driver.clock import tick_rows
 from strandline.runtime.protocol.address import Address
@@ -264,7 +265,8 @@ def _build(node: Node, wiring: Wiring | None, known: dict[int, DataFrame]) -> Da
         case TransformNode(parent, function):
             return function(_frame(parent, wiring, known))
         case UnionNode(parents):
-            return reduce(lambda a, b: a.unionByName(b), [_frame(parent, wiring, known) for parent in parents])
+            frames = [_frame(parent, wiring, known) for parent in parents]
+            return in_all(reduce(lambda a, b: a.unionByName(b), frames), [frame.schema for frame in frames])
         case StatefulNode(parent, operator, columns, output):
             rows = _frame(parent, wiring, known)
             if wiring is None:
@@ -274,6 +276,17 @@ def _build(node: Node, wiring: Wiring | None, known: dict[int, DataFrame]) -> Da
             )
         case OutputNode(parent, name):
             return selected(_frame(parent, wiring, known), name)
+
+
+def greatest_lag(node: Node) -> int:
+    """How far any time column of the node's rows may be behind the watermark of the node, in milliseconds."""
+    match node:
+        case SourceNode():
+            return 0
+        case StatefulNode(_, operator) | OutputNode(StatefulNode(_, operator)):
+            return max(operator.time_columns.values(), default=0)
+        case TransformNode() | UnionNode():
+            return max(map(greatest_lag, _parents(node)))
 
 
 def _nothing(batches: Any) -> Any:

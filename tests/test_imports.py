@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, str] = {
     # The processes know each other through `protocol`. Only the driver imports `task`, to send it to Spark.
     "runtime": "",
     "runtime.driver": f"sinks progress runtime.task runtime.protocol runtime.liveness {BELOW_RUNTIME}",
-    "runtime.driver.restore": f"sinks runtime.driver.clock runtime.protocol {BELOW_RUNTIME}",
+    "runtime.driver.restore": f"sinks runtime.protocol {BELOW_RUNTIME}",
     "runtime.driver.clock": "runtime.protocol operators errors",
     "runtime.task": f"runtime.protocol runtime.liveness {BELOW_RUNTIME}",
     "runtime.taskmanager": "runtime.protocol runtime.liveness checkpoint state storage config errors",

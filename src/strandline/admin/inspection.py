@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
+
 from strandline.admin.position import source_offsets, watermark_ms
 from strandline.checkpoint.job_log import JobLog
 from strandline.checkpoint.metadata import CheckpointMetadata, file_paths, full_bytes, state_bytes
+from strandline.checkpoint.steps import StepDescription
 from strandline.errors import CheckpointError, CheckpointNotFoundError, JobDefinitionError
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.storage import JobPaths, Storage, open_storage
@@ -225,9 +228,17 @@ class JobFolder:
 def _step(metadata: CheckpointMetadata, uid: str) -> dict[str, Any]:
     """A step with its states: all its subtasks have the same ones."""
     subtasks = [state for state in metadata.subtasks if state.operator == uid]
+    described = next((step for step in metadata.steps if step.operator == uid), None)
     return {
         "uid": uid,
+        "description": described.line() if described is not None else None,
+        "specification": _by_name(described) if described is not None else None,
         "parallelism": len(subtasks),
         "full_bytes": sum(map(state_bytes, subtasks)),
         "states": [dict(state) for state in subtasks[0].states] if subtasks else [],
     }
+
+
+def _by_name(step: StepDescription) -> dict[str, Any]:
+    """The fields of a description with their names; in `_metadata` they are a list."""
+    return {name: msgspec.to_builtins(getattr(step, name)) for name in step.__struct_fields__}

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from strandline.checkpoint.metadata import SourcePosition
-from strandline.runtime.driver.tick_offset import is_tick
+from strandline.runtime.driver.restore.tick_offset import is_tick
 
 _HEADER = 2
 """How many lines of an entry come before those of the sources."""

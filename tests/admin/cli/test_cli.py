@@ -32,6 +32,7 @@ from strandline.checkpoint.metadata import (
     SubtaskState,
     encode,
 )
+from strandline.checkpoint.steps import StepDescription
 from strandline.errors import ConfigError
 from strandline.runtime.driver.restore.job_log import JobLogStore
 from strandline.storage import JobPaths
@@ -423,7 +424,9 @@ def test_ls_and_verify_count_the_same_files_of_any_checkpoint(tmp_path: Path) ->
         for n, data in enumerate((b"aa", b"bb"))
     )
     inline = StateFile("CURRENT", "current", False, None, b"MANIFEST")
-    logged = SourceLog(0, (), (SourceLogPiece("0" * 64, 3, FileHandle(piece, 3, f"crc32:{zlib.crc32(b'log'):08x}")),))
+    logged = SourceLog(
+        0, (("0", 3),), (SourceLogPiece("0" * 64, 3, FileHandle(piece, 3, f"crc32:{zlib.crc32(b'log'):08x}")),)
+    )
     metadata = checkpoint_metadata(
         1,
         operators=("count",),
@@ -451,10 +454,15 @@ def test_show_gives_steps_states_schemas_offsets_and_watermark(tmp_path: Path) -
         operators=("count",),
         subtasks=tuple(SubtaskState("count", n, n * 64, 64 + n * 64, "heap", False, (), states) for n in (0, 1)),
         source=position,
+        steps=(StepDescription("count", "window", (("user", "string"),), (("ts", "timestamp"),), {"size_ms": 60_000}),),
     )
     _complete(LocalStorage(str(tmp_path)), metadata)
     shown = facts_of("checkpoints", "show", tmp_path)
-    assert shown["steps"] == [{"uid": "count", "parallelism": 2, "full_bytes": 0, "states": list(states)}]
+    (step,) = shown["steps"]
+    assert (step["uid"], step["parallelism"], step["states"]) == ("count", 2, list(states))
+    assert step["specification"]["kind"] == "window"
+    assert step["specification"]["keys"] == [["user", "string"]]
+    assert step["specification"]["parameters"] == {"size_ms": 60_000}
     assert [source["offset"] for source in shown["sources"]] == [{"logOffset": 3}, {"visits": {"0": 17}}]
     assert shown["watermark_ms"] == 1_700_000_000_000
     text = strandline_cli("checkpoints", "show", tmp_path).stdout
@@ -462,6 +470,7 @@ def test_show_gives_steps_states_schemas_offsets_and_watermark(tmp_path: Path) -
         "2023-11-14 22:13:20 UTC",
         '{"visits": {"0": 17}}',
         "step count: 0 B in 2 subtasks",
+        "count: window by user string; time ts timestamp; size 1 min",
         "total: value of n long, time to live 60000 ms",
         "seen: map of page string → at long",
     ):

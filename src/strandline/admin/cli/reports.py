@@ -159,6 +159,8 @@ def print_details(details: dict[str, Any]) -> None:
 def _print_step(console: SafeConsole, step: dict[str, Any]) -> None:
     size = f"{size_text(step['full_bytes'])} in {step['parallelism']} subtasks"
     console.print(Text.assemble("step ", (step["uid"], "bold"), f": {size}"), soft_wrap=True)
+    if step["description"] is not None:
+        console.print(Text(f"  {step['description']}"), soft_wrap=True)
     for state in step["states"]:
         key, lives = state.get("key_schema"), state.get("ttl_ms")
         keyed, until = f"{key} → " if key else "", f", time to live {lives} ms" if lives else ""

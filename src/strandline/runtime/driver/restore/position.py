@@ -21,7 +21,7 @@ import msgspec
 from strandline.checkpoint.metadata import SourceLog, SourcePosition
 from strandline.errors import CheckpointError, IncompatibleCheckpointError
 from strandline.runtime.driver.restore.source_logs import named_log
-from strandline.runtime.driver.tick_offset import FIRST_TICK, is_tick
+from strandline.runtime.driver.restore.tick_offset import FIRST_TICK, is_tick
 
 _LOG_ENTRY = re.compile(r"(\d+)(\.compact)?")
 _HEADER = 2

@@ -14,13 +14,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql.types import StructType
 
 import strandline as sl
+from strandline import errors
 
 ONLY_FOR_TYPES = {name: getattr(sl, name) for name in sl.__all__ if name not in ("max", "min", "sum")} | {
-    known.__name__: known for known in (DataFrame, GroupedData, SparkSession, StructType)
+    known.__name__: known for known in (Column, DataFrame, GroupedData, SparkSession, StructType)
 }
 """Names that modules import for type checking only."""
 
@@ -118,6 +119,12 @@ def test_names_for_type_checkers_and_names_at_run_time_are_the_same() -> None:
     assert homes == sl._HOMES
     assert sorted(homes) == sl.__all__
     assert set(sl.__all__) <= set(dir(sl))
+
+
+def test_every_error_can_be_caught_by_its_name_at_the_top() -> None:
+    raised = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)}
+    assert raised <= set(sl.__all__)
+    assert sl.CheckpointError is errors.CheckpointError
 
 
 def test_types_can_be_used_in_annotations() -> None:

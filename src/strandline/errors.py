@@ -64,6 +64,10 @@ class StorageFullError(StorageError):
     """The disk or the storage has no space left."""
 
 
+class StorageRefusedError(StorageError):
+    """The storage refuses an operation, and would refuse it again: no permission, read-only, a file for a folder."""
+
+
 # --- checkpoints ---------------------------------------------------------------------------------
 
 

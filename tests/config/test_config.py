@@ -413,6 +413,23 @@ def test_a_wrong_value_is_reported_under_the_key_that_was_written() -> None:
         Config.from_mapping({**DIR, "state.checkpoints.num-retained": "x"})
 
 
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [
+        ("checkpointLocation", "checkpoint_dir"),
+        ("checkpoint_location", "checkpoint_dir"),
+        ("spark.sql.streaming.checkpointLocation", "checkpoint_dir"),
+        ("processingTime", "batch_interval"),
+        ("spark.sql.shuffle.partitions", "parallelism"),
+    ],
+)
+def test_an_option_in_sparks_words_is_told_ours(word: str, ours: str) -> None:
+    with pytest.raises(UnknownOptionError, match=rf"unknown option '{word}'; here it is '{ours}'$"):
+        Config.from_mapping({word: "ckpt"})
+    with pytest.raises(UnknownOptionError, match=rf"here it is '{ours}'$"):
+        Config(**{word: "ckpt"})
+
+
 def test_an_unknown_flink_key_names_the_nearest() -> None:
     with pytest.raises(UnknownOptionError, match=r"'state.checkpoints.num-retained'"):
         Config.from_mapping({**DIR, "state.checkpoint.num-retaind": "1"})

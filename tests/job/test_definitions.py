@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -66,6 +67,23 @@ def test_a_job_in_one_line() -> None:
     assert repr(one) == "<Job 'visits': 1 stateful step, 1 sink>"
 
 
+@pytest.mark.parametrize("option", ["checkpoint_dir", "changelog_dir", "sink"])
+def test_a_storage_whose_client_is_missing_is_refused_where_it_is_named(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "hdfs_native", None)
+    monkeypatch.delitem(sys.modules, "strandline.storage.hdfs", raising=False)
+    place = "hdfs://namenode:8020/ckpt"
+
+    def define() -> object:
+        if option == "sink":
+            return sl.Stream.sink(cast(sl.Stream, SimpleNamespace(_job=job())), sl.ParquetSink(place))
+        return job(sl.Config.from_mapping({"checkpoint_dir": "ckpt", option: place}))
+
+    with pytest.raises(ConfigError, match=r"needs the HDFS client, .*run pip install \"strandline\[hdfs\]\""):
+        define()
+
+
 # --- processors ----------------------------------------------------------------------------------
 
 
@@ -91,6 +109,28 @@ def test_a_class_is_not_an_instance(method: str, processor: type) -> None:
 def test_transform_with_state_names_the_method_for_another_processor(processor: object, message: str) -> None:
     with pytest.raises(JobDefinitionError, match=message):
         keyed().transform_with_state(processor, OUTPUT)
+
+
+class Forgotten(sl.KeyedProcessor):
+    def proces(self, key: Any, rows: Any, context: sl.ProcessContext) -> Iterator[Any]:
+        yield from rows
+
+
+class ForgottenTables(sl.ArrowProcessor):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda k: k.process(Forgotten(), OUTPUT), r"Forgotten has .*; write def process\(self, key, rows, context\)$"),
+        (lambda k: k.process_arrow(ForgottenTables(), OUTPUT), r"write def process\(self, table, context\)$"),
+        (lambda k: k.process(ForgottenTables(), OUTPUT, rows="arrow"), r"ForgottenTables has no process\(\) method"),
+    ],
+)
+def test_a_processor_without_process_is_refused_where_it_is_named(call: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(JobDefinitionError, match=message):
+        call(keyed())
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from strandline.errors import (
     NotFoundError,
     StorageError,
     StorageFullError,
+    StorageRefusedError,
     UnknownOutcomeError,
 )
 from strandline.storage import JobPaths, Storage, open_storage
@@ -255,10 +256,31 @@ def test_a_file_system_without_hard_links_is_refused(local: LocalStorage, monkey
 def test_a_root_below_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     storage = LocalStorage(str(tmp_path / "file" / "root"))
-    with pytest.raises(StorageError, match="file/root/a"):
+    with pytest.raises(StorageError, match="file/root: .*file is not a folder"):
         storage.write("a", b"1")
     with pytest.raises(NotFoundError):
         storage.read("a")
+
+
+@pytest.mark.parametrize(
+    ("root", "reason"),
+    [
+        ("{file}", "{file} is not a folder"),
+        ("{file}/below/it", "{file} is not a folder"),
+        ("{nowhere}", "{nowhere} is not a folder"),
+        ("/proc/strandline/ckpt", "No such file or directory"),
+        ("/sys/strandline/ckpt", "/sys does not allow it: "),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_named_with_the_reason(root: str, reason: str, tmp_path: Path) -> None:
+    file, nowhere = tmp_path / "file", tmp_path / "link"
+    file.touch()
+    nowhere.symlink_to(tmp_path / "missing")
+    names = {"file": file, "nowhere": nowhere}
+    root = root.format(**names)
+    with pytest.raises(StorageRefusedError) as raised:
+        LocalStorage(root).create("log/1", b"")
+    assert f"cannot create the folder {root}/log: {reason.format(**names)}" in str(raised.value)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -450,7 +472,7 @@ class Answering:
         (409, "ConditionalRequestConflict", UnknownOutcomeError),
         (412, "PreconditionFailed", AlreadyExistsError),
         (400, "InvalidRequest", StorageError),
-        (403, "AccessDenied", StorageError),
+        (403, "AccessDenied", StorageRefusedError),
     ],
 )
 def test_a_create_is_sent_once_and_its_answer_is_not_overrated(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -158,10 +159,22 @@ def _flatten(content: Mapping[object, object], prefix: str = "") -> dict[str, ob
     return flat
 
 
+_SPARKS_WORDS = {
+    "checkpointlocation": "checkpoint_dir",
+    "processingtime": "batch_interval",
+    "trigger": "batch_interval",
+    "shufflepartitions": "parallelism",
+}
+"""What people write who come from Spark: the last part of the name, in small letters; and our name for it."""
+
+
 def unknown_option(name: str, known: Iterable[str]) -> UnknownOptionError:
     """The error for an option that does not exist: it names the nearest of the `known` ones."""
     if name in _NOT_YET:
         return UnknownOptionError(f"unknown option {name!r}: {_NOT_YET[name]}")
+    for word, ours in _SPARKS_WORDS.items():
+        if re.sub("[^a-z]", "", name.lower()).endswith(word):
+            return UnknownOptionError(f"unknown option {name!r}; here it is {ours!r}")
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
     return UnknownOptionError(f"unknown option {name!r}; the nearest one is {nearest!r}")
 

@@ -15,7 +15,7 @@ from strandline.operators.columns.time_columns import time_columns, with_source_
 from strandline.runtime.driver.plan import Graph, SourceNode, source_problems
 from strandline.runtime.driver.restore.takeover import ClaimMode, Restore
 from strandline.runtime.driver.run import Run
-from strandline.storage import JobPaths
+from strandline.storage import JobPaths, open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +33,8 @@ class Job:
 
     `name` names the job's checkpoints: a job that is started again under the same name continues from its newest
     completed checkpoint. The constructor raises `JobDefinitionError` for a Spark Connect session, `ConfigError` for a
-    config that is not a `Config`, and `StrandlineError` for a name that cannot be the name of a folder.
+    config that is not a `Config` or names a storage that cannot be opened, and `StrandlineError` for a name that cannot
+    be the name of a folder.
     """
 
     def __init__(self, name: str, spark: SparkSession, config: Config) -> None:
@@ -48,6 +49,9 @@ class Job:
                 f"job {name!r}: config must be a sl.Config, not {type(config).__name__}; write sl.Config(...), or "
                 "sl.Config.from_mapping({...})"
             )
+        for place in (config.checkpoint_dir, config.changelog_dir):
+            if place is not None:
+                open_storage(place, config.storage_options)  # contacts nobody, but refuses what cannot be opened
         self.name = name
         self.spark = spark
         self.config = config
@@ -90,6 +94,8 @@ class Job:
 
     def _with_watermark(self, frame: DataFrame, event_time: str | None, delay: DurationLike | None) -> DataFrame:
         where = f"job {self.name!r}: source(event_time={event_time!r}, watermark_delay={delay!r})"
+        if event_time is not None:
+            check_time_column(frame.schema, event_time, where)
         if event_time is None or delay is None:
             raise JobDefinitionError(f"{where}: give both, such as event_time='ts', watermark_delay='10s'")
         known = list(time_columns(frame.schema))
@@ -97,7 +103,6 @@ class Job:
             raise JobDefinitionError(
                 f"{where}: the DataFrame has a watermark on {known[0]!r} already; use one of the two"
             )
-        check_time_column(frame.schema, event_time, where)
         try:
             milliseconds = round(parse_duration(delay) * 1000)
         except ValueError as error:

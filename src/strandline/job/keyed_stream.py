@@ -128,6 +128,7 @@ class KeyedStream:
                 "process() takes an instance of a KeyedProcessor or of Spark's StatefulProcessor, "
                 f"or with rows='arrow' an ArrowProcessor or a function, not {processor!r}",
             )
+        self._refuse_without_process(uid, processor, KeyedProcessor, "process(self, key, rows, context)")
         if rows != "row":
             self._refuse(uid, f"a KeyedProcessor gets rows='row', not rows={rows!r}")
         uid = self._uid(uid, "process")
@@ -168,6 +169,7 @@ class KeyedStream:
             self._refuse(uid, "process_arrow() was given a KeyedProcessor; call process()")
         if isinstance(processor, StatefulProcessor):
             self._refuse(uid, "process_arrow() was given a StatefulProcessor of Spark's; call transform_with_state()")
+        self._refuse_without_process(uid, processor, ArrowProcessor, "process(self, table, context)")
         uid = self._uid(uid, "process")
         operator = ArrowProcessOperator(uid, processor, self._columns, self._stream.schema, read_schema(uid, schema))
         operator.check()
@@ -246,6 +248,12 @@ class KeyedStream:
         if isinstance(given, type):
             name = given.__name__
             self._refuse(uid, f"{name} is a class; pass an instance of it, for example {name}()")
+
+    def _refuse_without_process(
+        self, uid: str | None, given: object, base: type[KeyedProcessor | ArrowProcessor], signature: str
+    ) -> None:
+        if isinstance(given, base) and getattr(given.process, "__func__", None) is base.process:
+            self._refuse(uid, f"{type(given).__name__} has no process() method; write def {signature}")
 
     def _initial_rows(self, uid: str, given: GroupedData | DataFrame | None) -> DataFrame | None:
         from pyspark.sql import DataFrame, GroupedData

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
 from strandline.storage import is_local, open_storage
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column
     from pyspark.sql.types import StructType
 
     from strandline.job.job import Job
@@ -97,7 +98,7 @@ class Stream:
 
         `function` takes the stream as a DataFrame and returns another DataFrame. The job calls it once when it is built
         and again when it starts, so the function should only describe columns. Raises `JobDefinitionError` if the
-        result is not made from the argument, or if it contains a stateful operation of Spark's.
+        result is no DataFrame, if it is not made from the argument, or if it contains a stateful operation of Spark's.
         """
         node = TransformNode(self._node, function)
         result = Stream(self._job, node)
@@ -125,34 +126,35 @@ class Stream:
                 )
         return Stream(self._job, UnionNode((self._node, *(other._node for other in others))))
 
-    def key_by(self, *columns: str) -> KeyedStream:
+    def key_by(self, *columns: str | Column | Sequence[str | Column]) -> KeyedStream:
         """Returns the stream grouped by the values of `columns`; the steps of a keyed stream keep state per key.
 
-        Raises `JobDefinitionError` if a column does not exist.
+        A column is a name, a `Column` such as `F.col("user")`, or an expression with a name, such as
+        `F.lower("user").alias("u")`: the stream then has the column `u`, too. A list of columns is the same as the
+        columns one by one.
+
+        Raises `JobDefinitionError` if a column does not exist, or if an expression has no name of its own.
         """
+        from strandline.job.key_columns import read_key_columns
         from strandline.job.keyed_stream import KeyedStream
 
-        if not columns:
-            raise JobDefinitionError("key_by needs at least one column")
-        for column in columns:
-            if column not in self.schema.names:
-                near = difflib.get_close_matches(column, self.schema.names, 1)
-                raise JobDefinitionError(
-                    f"job {self._job.name!r}: key_by({column!r}): no such column"
-                    f"{f', did you mean {near[0]!r}?' if near else ''} Columns: {', '.join(self.schema.names)}"
-                )
-        return KeyedStream(self, columns)
+        names, added = read_key_columns(f"job {self._job.name!r}: key_by", self._prototype, columns)
+        keyed = self.transform(lambda frame: frame.withColumns(added)) if added else self
+        return KeyedStream(keyed, names)
 
     def sink(self, sink: Sink) -> Stream:
         """Sends the rows of this stream to `sink`, and returns this stream. A stream may have several sinks.
 
-        Raises `JobDefinitionError` if another sink of the job writes to the same folder.
+        Raises `JobDefinitionError` if another sink of the job writes to the same folder, and `ConfigError` if the
+        storage of the folder cannot be opened.
         """
         if not isinstance(sink, ParquetSink | ForeachBatchSink):
             raise JobDefinitionError(f"{sink!r} is not a sink; use ParquetSink(path) or ForeachBatchSink(function)")
-        if isinstance(sink, ParquetSink) and is_local(sink.path):
-            # The driver, every task and the next start must know the folder by one name.
-            sink = replace(sink, path=os.path.abspath(open_storage(sink.path).url))
+        if isinstance(sink, ParquetSink):
+            place = open_storage(sink.path, self._job.config.storage_options)  # contacts nobody
+            if is_local(sink.path):
+                # The driver, every task and the next start must know the folder by one name.
+                sink = replace(sink, path=os.path.abspath(place.url))
         paths = {known.path for _node, known in self._job._graph.sinks if isinstance(known, ParquetSink)}
         if isinstance(sink, ParquetSink) and sink.path in paths:
             raise JobDefinitionError(

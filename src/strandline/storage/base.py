@@ -28,7 +28,8 @@ class Storage(ABC):
     """A tree of immutable files under one root. Paths are relative and use forward slashes.
 
     A change is durable when the call returns (synced, or accepted by the object store). Every error is a
-    `StorageError`: `NotFoundError`, `AlreadyExistsError`, `StorageFullError`, `UnknownOutcomeError`.
+    `StorageError`: `NotFoundError`, `AlreadyExistsError`, `StorageFullError`, `StorageRefusedError`,
+    `UnknownOutcomeError`.
     """
 
     url: str

@@ -17,6 +17,7 @@ from strandline.errors import (
     NotFoundError,
     StorageError,
     StorageFullError,
+    StorageRefusedError,
     UnknownOutcomeError,
 )
 from strandline.storage.base import TEMPORARY, Storage, StoredFile, checked_path, checked_prefix
@@ -256,7 +257,7 @@ class HdfsStorage(Storage):
             if "QuotaExceeded" in reason:
                 raise StorageFullError(f"the quota leaves no space to write {where}: {reason}; raise the quota") from e
             if isinstance(e, PermissionError) or "AccessControlException" in reason:
-                raise StorageError(
+                raise StorageRefusedError(
                     f"not allowed to use {where}: {reason}; give the user that runs the job read and write access"
                 ) from e
             if writes and "RPCError" not in reason:  # An answer of the NameNode is an answer.

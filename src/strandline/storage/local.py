@@ -19,6 +19,7 @@ from strandline.errors import (
     NotFoundError,
     StorageError,
     StorageFullError,
+    StorageRefusedError,
     UnknownOutcomeError,
 )
 from strandline.storage.base import TEMPORARY, Storage, StoredFile, checked_path, checked_prefix, is_valid_path
@@ -171,7 +172,10 @@ class LocalStorage(Storage):
                 return act()
             except FileNotFoundError:
                 continue
-        self._make_folder(folder)
+        try:
+            self._make_folder(folder)
+        except FileNotFoundError as e:
+            raise _no_folder(folder, e.strerror or str(e)) from e
         return act()
 
     def _make_folder(self, folder: Path) -> None:
@@ -182,10 +186,17 @@ class LocalStorage(Storage):
                 break
             folder = folder.parent
         for new in reversed(missing):
-            with suppress(FileExistsError):
+            try:
                 new.mkdir(mode=0o700 if self.private and self._ours(new) else 0o777)
                 if self._for_group(new):
                     new.chmod(new.stat().st_mode | 0o770)
+            except FileExistsError as e:
+                if os.path.lexists(new) and not new.is_dir():
+                    raise _no_folder(missing[0], f"{new} is not a folder") from e
+            except OSError as e:
+                if e.errno in (errno.EPERM, errno.EACCES, errno.EROFS):
+                    raise _no_folder(missing[0], f"{new.parent} does not allow it: {e.strerror}") from e
+                raise
             _sync_folder(new.parent)
 
     def _touch(self, file: Path) -> None:
@@ -293,6 +304,13 @@ def _missing(file: Path) -> NotFoundError:
     return NotFoundError(f"there is no file {file}; check the path, and that every host sees the same file system")
 
 
+def _no_folder(folder: Path, reason: str) -> StorageRefusedError:
+    return StorageRefusedError(
+        f"cannot create the folder {folder}: {reason}; name another folder, or give the user that runs the job write "
+        "access"
+    )
+
+
 def _opened(file: Path) -> IO[bytes]:
     """The file, open to read. A pipe or a device in its place would keep a reader waiting, or never end."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
@@ -327,7 +345,7 @@ def _translated(file: Path) -> Iterator[None]:
         if isinstance(e, FileNotFoundError):
             raise _missing(file) from e
         if isinstance(e, PermissionError) or e.errno == errno.EROFS:
-            raise StorageError(
+            raise StorageRefusedError(
                 f"not allowed to use {file} ({reason}); give the user that runs the job read and write access"
             ) from e
         raise StorageError(f"the file system failed at {file}: {reason}") from e

@@ -19,6 +19,7 @@ from strandline.errors import (
     ConfigError,
     NotFoundError,
     StorageError,
+    StorageRefusedError,
     UnknownOutcomeError,
 )
 from strandline.redaction import secret_values, without_values
@@ -214,7 +215,7 @@ class ObjectStorage(Storage):
                 raise UnknownOutcomeError(f"{where}: another request was in progress; read the object back") from e
             raise AlreadyExistsError(f"{where} cannot be created: it exists already") from e
         except (reported.PermissionDeniedError, reported.UnauthenticatedError) as e:
-            raise StorageError(
+            raise StorageRefusedError(
                 f"the object store refused access to {where}: {_summary(e)}; check the credentials and their rights"
             ) from e
         except reported.BaseError as e:

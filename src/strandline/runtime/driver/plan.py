@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from strandline.errors import JobDefinitionError
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN, Operator
 from strandline.operators.columns.time_columns import in_all
 from strandline.runtime.driver.batches import Outlets
@@ -263,7 +264,7 @@ def _build(node: Node, wiring: Wiring | None, known: dict[int, DataFrame]) -> Da
         case SourceNode(frame):
             return frame
         case TransformNode(parent, function):
-            return function(_frame(parent, wiring, known))
+            return _transformed(function, _frame(parent, wiring, known))
         case UnionNode(parents):
             frames = [_frame(parent, wiring, known) for parent in parents]
             return in_all(reduce(lambda a, b: a.unionByName(b), frames), [frame.schema for frame in frames])
@@ -287,6 +288,21 @@ def greatest_lag(node: Node) -> int:
             return max(operator.time_columns.values(), default=0)
         case TransformNode() | UnionNode():
             return max(map(greatest_lag, _parents(node)))
+
+
+def _transformed(function: Transformation, rows: DataFrame) -> DataFrame:
+    from pyspark.sql import DataFrame
+
+    made: object = function(rows)
+    if not isinstance(made, DataFrame):
+        name = getattr(function, "__qualname__", repr(function))
+        hint = "is its `return` missing?" if made is None else "return the DataFrame itself"
+        raise JobDefinitionError(f"transform({name}): the function returned {_kind(made)}, not a DataFrame; {hint}")
+    return made
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _nothing(batches: Any) -> Any:

@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 from typing import IO
 
+from strandline.errors import StorageRefusedError
 from strandline.runtime.protocol.user_folder import make_private, user_folder
 
 _MEMORY = Path("/dev/shm")
@@ -28,7 +29,13 @@ class ScratchFolder:
 
     def __init__(self, directory: str | None, job: str, generation: int) -> None:
         parent = _parent(directory)
-        parent.mkdir(parents=True, exist_ok=True)
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageRefusedError(
+                f"job {job}: cannot create the folder {parent} of the option spark_checkpoint_dir: "
+                f"{error.strerror or error}; name another folder, or give the user that runs the job write access"
+            ) from error
         _remove_abandoned(parent)
         self.path = parent / f"{_PREFIX}{job}-{generation}-{uuid.uuid4().hex}"
         # The lock comes first: nobody ever sees the folder of a living driver without a lock.

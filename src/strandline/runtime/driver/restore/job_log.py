@@ -38,6 +38,7 @@ from strandline.errors import (
     NotFoundError,
     StorageError,
     StorageFullError,
+    StorageRefusedError,
     UnknownOutcomeError,
 )
 from strandline.runtime.driver.restore.retries import Retries
@@ -269,7 +270,7 @@ class JobLogStore:
 
         try:
             return self.retries.call(f"job {self._paths.job}: log entry {entry.sequence}", attempt)
-        except StorageFullError:
+        except (StorageFullError, StorageRefusedError):
             raise
         except StorageError as error:
             raise self._unknown(entry) from error

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from strandline.errors import AlreadyExistsError, StorageError, StorageFullError
+from strandline.errors import AlreadyExistsError, StorageError, StorageFullError, StorageRefusedError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LASTING = (AlreadyExistsError, StorageFullError)
+LASTING = (AlreadyExistsError, StorageFullError, StorageRefusedError)
 """Errors that the same operation would raise again. `NotFoundError` is not one: some stores show new files late."""
 
 

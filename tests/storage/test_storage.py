@@ -256,7 +256,7 @@ def test_a_file_system_without_hard_links_is_refused(local: LocalStorage, monkey
 def test_a_root_below_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     storage = LocalStorage(str(tmp_path / "file" / "root"))
-    with pytest.raises(StorageError, match="file/root: .*file is not a folder"):
+    with pytest.raises(StorageError, match=r"file/root: .*file is not a folder"):
         storage.write("a", b"1")
     with pytest.raises(NotFoundError):
         storage.read("a")

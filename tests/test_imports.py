@@ -15,7 +15,7 @@ SOURCE = REPOSITORY / "src"
 TESTS = REPOSITORY / "tests"
 PACKAGE = "strandline"
 
-STEPS = "checkpoint.steps"
+STEPS = "checkpoint.steps operators.rewrite operators.step_change"
 STATE = "state.batch state.coding state.descriptors state.handles state.key_ranges"
 BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases errors redaction"
 
@@ -39,13 +39,15 @@ MAY_IMPORT: dict[str, str] = {
     "runtime.liveness": "errors",
     "runtime.protocol": BELOW_RUNTIME,
     "operators": "",
+    # What a changed step and its state are.
+    "operators.step_change": "checkpoint.steps state.descriptors errors",
+    "operators.rewrite": "state.backends state.chunks state.coding state.key_ranges errors",
     "operators.base": f"{STEPS} state.batch state.descriptors errors",
     "operators.user_code": "errors",
-    "operators.columns": f"{STEPS} state.coding pyspark_releases errors",
+    "operators.columns": "checkpoint.steps state.coding pyspark_releases errors",
     "operators.timed": f"operators.base {STATE} errors",
     "operators.deduplicate": f"operators.base operators.columns operators.timed {STEPS} {STATE} errors",
-    "operators.schema_evolution": f"operators.base operators.columns {STATE} state.backends state.chunks "
-    "checkpoint errors",
+    "operators.schema_evolution": f"operators.base operators.columns {STEPS} {STATE} state.backends checkpoint errors",
     "operators.process": f"operators.base operators.user_code operators.columns operators.timed {STEPS} {STATE} "
     "config errors",
     "operators.spark": f"operators.base operators.user_code operators.columns operators.process {STATE} "

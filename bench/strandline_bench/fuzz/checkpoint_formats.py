@@ -7,6 +7,7 @@ import json
 import shutil
 import struct
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -46,12 +47,21 @@ from strandline.checkpoint.metadata import (
 )
 from strandline.checkpoint.restore import SinkRecovery, check_compatible, overlapping, plan_restore
 from strandline.checkpoint.steps import StepDescription
-from strandline.operators.schema_evolution import state_changes
+from strandline.errors import IncompatibleCheckpointError
+from strandline.operators.aggregate.aggregate_operator import AggregateOperator
+from strandline.operators.aggregate.functions import count
+from strandline.operators.aggregate.functions import sum as sum_of
+from strandline.operators.deduplicate import DeduplicateOperator
+from strandline.operators.join.join_operator import JoinOperator
+from strandline.operators.schema_evolution import check_step, read_states, state_changes
+from strandline.operators.windows.specs import SessionWindow, SlidingWindow
+from strandline.operators.windows.window_operator import WindowOperator
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.restore.position import seed
 from strandline.runtime.driver.restore.source_logs import with_logs
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.state.backends.base import SnapshotFile
+from strandline.state.coding.ddl import parse_schema
 from strandline.storage.external import fetch_file
 from strandline.storage.local import LocalStorage
 from strandline_bench.fuzz.format import STATES, Format, sealed_tree
@@ -125,6 +135,15 @@ STEP = StepDescription(
     {"size_ms": 60_000, "slide_ms": 60_000, "offset_ms": 0, "allowed_lateness_ms": 0, "emit": "close", "more": None},
     {"aggregates": (("count", ""), ("sum:x", "bigint"))},
 )
+_INPUT = parse_schema("user string, ts timestamp, x long")
+OPERATORS = (
+    WindowOperator("count", ["user"], _INPUT, SlidingWindow(120_000, 60_000), "ts", {"n": count()}),
+    WindowOperator("count", ["user"], _INPUT, SessionWindow(60_000), "ts", {"n": count()}),
+    AggregateOperator("count", ["user"], _INPUT, {"n": count(), "total": sum_of("x")}),
+    DeduplicateOperator("count", ["user"], _INPUT, 60_000, "ts"),
+    JoinOperator("count", ["user"], ["user"], _INPUT, parse_schema("user string, y int")),
+)
+"""Every vectorised step, over the state of whichever step the metadata describes."""
 OFFSETS = b'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1700000000000,"conf":{}}\n{"logOffset":8}\n{"tick":3}'
 COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 
@@ -179,7 +198,12 @@ class Metadata(Format):
             _ = file.size, file.handle and file.handle.part
             if file.is_segment:
                 last_batch(file)
-            state_changes(state.operator, state.states, STATES, lambda _name: True)
+            state_changes(state.operator, read_states(state.operator, state.states), STATES, lambda _name: True)
+        for operator in OPERATORS:
+            for step in metadata.steps:
+                for state in metadata.subtasks:
+                    with suppress(IncompatibleCheckpointError):
+                        check_step(operator, operator.check(), step, state, True)
         check_compatible(metadata, JOB, ["count"], GROUPS, any_job=True, allow_non_restored=True)
         overlapping(plan_restore(metadata), range(3, 12))
 

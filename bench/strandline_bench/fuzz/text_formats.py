@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from strandline.config import Config
 from strandline.operators.columns.row_codec import RowCodec
-from strandline.operators.schema_evolution import state_changes
+from strandline.operators.schema_evolution import read_states, state_changes
 from strandline.state.coding.codec import ValueCodec
 from strandline.state.coding.ddl import parse_schema
 from strandline_bench.fuzz.format import STATES, Format, sealed_tree
@@ -99,7 +99,7 @@ class Schemas(Format):
 
     def read(self, data: bytes) -> None:
         described = {**msgspec.to_builtins(STATES[0]), "schema": data.decode(errors="replace")}
-        state_changes("count", [described], STATES, lambda _name: True)
+        state_changes("count", read_states("count", [described]), STATES, lambda _name: True)
 
 
 class ConfigFiles(Format):

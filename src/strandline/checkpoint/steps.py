@@ -39,9 +39,9 @@ class StepDescription(msgspec.Struct, frozen=True, array_like=True):
         parts = [f"{self.operator}: {self.kind} by {columns_text(self.keys)}"]
         if self.times:
             parts.append(f"time {columns_text(self.times)}")
-        parts += [parameter_text(name, value) for name, value in self.parameters.items()]
+        parts += [f"{parameter_label(name)} {parameter_text(name, value)}" for name, value in self.parameters.items()]
         parts += [f"{name} ({columns_text(columns)})" for name, columns in self.columns.items()]
-        return _printable("; ".join(parts))
+        return printable("; ".join(parts))
 
 
 def columns_text(columns: Iterable[Column]) -> str:
@@ -49,12 +49,16 @@ def columns_text(columns: Iterable[Column]) -> str:
     return ", ".join(f"{name} {kind}".rstrip() for name, kind in columns)
 
 
+def parameter_label(name: str) -> str:
+    """The name of a parameter for people: `allowed lateness` for `allowed_lateness_ms`."""
+    return name.removesuffix("_ms").replace("_", " ")
+
+
 def parameter_text(name: str, value: int | str | None) -> str:
-    """A parameter for people: `size 1 min` for `size_ms` 60000."""
-    label = name.removesuffix("_ms").replace("_", " ")
+    """The value of a parameter for people: `1 min` for a `size_ms` of 60000."""
     if value is None:
-        return f"{label} none"
-    return f"{label} {duration_text(value) if name.endswith('_ms') and isinstance(value, int) else value}"
+        return "none"
+    return duration_text(value) if name.endswith("_ms") and isinstance(value, int) else str(value)
 
 
 def duration_text(milliseconds: int) -> str:
@@ -65,6 +69,6 @@ def duration_text(milliseconds: int) -> str:
     return f"{milliseconds} ms" if milliseconds else "0"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text without control characters. A crafted checkpoint must not move the cursor of a terminal."""
     return "".join(one if one.isprintable() else "?" for one in text)

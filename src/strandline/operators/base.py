@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from strandline.checkpoint.steps import StepDescription
+    from strandline.operators.rewrite import Rewrite
+    from strandline.operators.step_change import StepChange
     from strandline.state.batch.changes import ChangeSet
     from strandline.state.descriptors import StateDescriptor
 
@@ -121,6 +123,14 @@ class Operator(ABC):
     @abstractmethod
     def describe(self) -> StepDescription:
         """What a checkpoint stores about the step: what its state depends on, beside the states themselves."""
+
+    def carry_over(self, change: StepChange) -> tuple[Rewrite, ...]:
+        """Accept the differences to a step of the same kind in a checkpoint that the step's state allows.
+
+        Called in the driver before the job is taken over, and again in the slots. Returns what must be rewritten of the
+        state. Whatever is not accepted is refused. Here that is every difference.
+        """
+        return ()
 
     @abstractmethod
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:

@@ -1,142 +1,127 @@
-"""Schema evolution: which changes to a state a restore accepts, and how stored entries are migrated."""
+"""Schema evolution: which changes to a step and its states a restore accepts, and what of its state is rewritten."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from pyspark.sql.types import StructField
+from pyspark.sql.types import StructType
 
 from strandline.checkpoint.metadata import SubtaskState
-from strandline.errors import DamagedFileError, IncompatibleCheckpointError, JobDefinitionError
+from strandline.checkpoint.steps import StepDescription
+from strandline.errors import IncompatibleCheckpointError, JobDefinitionError, SchemaError
 from strandline.operators.base import Operator
 from strandline.operators.columns.row_codec import RowCodec
+from strandline.operators.rewrite import ConvertedValues, ConvertMany, Rewrite, state_ranges
+from strandline.operators.step_change import StepChange
 from strandline.state.backends.base import StateBackend
-from strandline.state.chunks import chunked
 from strandline.state.coding.codec import ValueCodec
-from strandline.state.coding.ddl import parse_schema
-from strandline.state.coding.keys import state_prefix
+from strandline.state.coding.conversion import Convert, NotConvertibleError, conversion
+from strandline.state.coding.ddl import parse_schema, type_text
 from strandline.state.descriptors import StateDescriptor
 from strandline.state.handles.timers import TIMES
 from strandline.state.handles.ttl import STAMP_BYTES
-from strandline.state.key_ranges import prefix_end
-
-Convert = Callable[[list[bytes]], list[bytes]]
 
 _DECLARED: Final = frozenset({"value", "list", "map", "reducing", "aggregating", "columns"})
 """The kinds of state whose schema the user declares. Vectorised operators derive their schemas themselves."""
 
-_encode: Final = msgspec.msgpack.Encoder().encode
-_columns_of: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
-_rows_of: Final = msgspec.msgpack.Decoder(list[list[msgspec.Raw]]).decode
-
-
-@dataclass(frozen=True, slots=True)
-class Widened:
-    """A state that has more columns than in the checkpoint; the new columns are nullable."""
-
-    before: StateDescriptor
-    now: StateDescriptor
-    places: tuple[int, ...]
-    """The places of the old columns among the new ones."""
-
-    def conversion(self) -> Convert:
-        """A function that converts stored values from the old columns to the new ones; added columns are null."""
-        old, new = parse_schema(self.before.schema), parse_schema(self.now.schema)
-        if self.now.kind == "columns":
-            narrow, wide = (RowCodec(struct, f"state {self.now.name!r}") for struct in (old, new))
-            return lambda values: narrow.widened(values, wide, self.places)
-        nulls: list[msgspec.Raw | None] = [None] * len(new.fields)
-
-        def wider(columns: Sequence[msgspec.Raw]) -> bytes:
-            row = nulls.copy()
-            for place, column in zip(self.places, columns, strict=True):
-                row[place] = column
-            return _encode(row)
-
-        def one(data: bytes) -> bytes:
-            if self.now.kind == "list":
-                return ValueCodec.join(list(map(wider, _rows_of(data))))
-            return wider(_columns_of(data))
-
-        if self.now.ttl_ms is None:
-            return lambda values: list(map(one, values))
-        return lambda values: [data[:STAMP_BYTES] + one(data[STAMP_BYTES:]) for data in values]
+_rows_of: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 @dataclass(frozen=True, slots=True)
 class StateChanges:
-    """The changes that make the restored state of an operator match the states that the operator declares."""
+    """The changes that make the restored state of an operator match the operator."""
 
     dropped: tuple[StateDescriptor, ...] = ()
-    widened: tuple[Widened, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.dropped or self.widened)
+        return bool(self.dropped or self.rewrites)
 
     def apply(self, backend: StateBackend, key_groups: range) -> None:
-        """Delete the entries of dropped states, and rewrite the entries of widened states with their new columns.
+        """Delete the entries of dropped states, and rewrite the entries of changed ones.
 
         Call it once, when all entries of the old declarations are in `backend` and no entry of the new ones is.
         """
         for state in self.dropped:
             for name in (state.name, TIMES) if state.kind == "timers" else (state.name,):
-                for start, end in _ranges(key_groups, name):
+                for start, end in state_ranges(key_groups, name):
                     if next(backend.scan(start, end), None) is not None:
                         backend.delete_between(start, end)
-        for one in self.widened:
-            convert = one.conversion()
-            for start, end in _ranges(key_groups, one.now.name):
-                for keys, values in chunked(backend.scan(start, end)):
-                    try:
-                        backend.apply(keys, convert(values))
-                    except (msgspec.DecodeError, ValueError) as error:
-                        raise DamagedFileError(
-                            f"state {one.now.name!r}: a stored value does not have the columns that the checkpoint "
-                            f"declares: {error}. Restore from another checkpoint."
-                        ) from error
+        for rewrite in self.rewrites:
+            rewrite.apply(backend, key_groups)
+
+
+def check_step(
+    operator: Operator,
+    declared: Iterable[StateDescriptor],
+    step: StepDescription | None,
+    durable: SubtaskState | None,
+    allow_non_restored: bool,
+) -> StateChanges:
+    """The changes that make a restored state match the operator and what it declares now.
+
+    `step` is the description of the step in the checkpoint. Checkpoints of earlier releases have none; then only the
+    states are compared. Raises `IncompatibleCheckpointError` if they cannot match.
+    """
+    if durable is None:
+        return StateChanges()
+    stored = {state.name: state for state in read_states(operator.uid, durable.states)}
+    rewrites: tuple[Rewrite, ...] = ()
+    if step is not None:
+        change = StepChange(step, operator.describe(), stored)
+        if change.same_kind:
+            rewrites = operator.carry_over(change)
+        change.check()
+    deleted, rewritten = operator.deleted_states, {name for one in rewrites for name in one.states}
+    by_states = state_changes(
+        operator.uid,
+        (state for state in stored.values() if state.name not in rewritten),
+        declared,
+        lambda name: allow_non_restored or name in deleted,
+    )
+    return StateChanges(by_states.dropped, (*by_states.rewrites, *rewrites))
 
 
 def state_changes(
     operator: str,
-    before: Iterable[Mapping[str, Any]],
+    before: Iterable[StateDescriptor],
     now: Iterable[StateDescriptor],
     may_drop: Callable[[str], bool],
 ) -> StateChanges:
-    """The changes from the states of a checkpoint, as its metadata describes them, to those that the operator declares.
+    """The changes from the states of a checkpoint to those that the operator declares.
 
-    A new state begins empty. A state that the operator does not declare is dropped if `may_drop`. A state that user
-    code declares may get more nullable columns, and another time-to-live. Raises `IncompatibleCheckpointError` for any
-    other change.
+    A new state begins empty. A state that the operator does not declare is dropped if `may_drop`. In a state that user
+    code declares, columns may be removed, reordered and widened, nullable columns may be added, and the time-to-live
+    may have another length. Raises `IncompatibleCheckpointError` for any other change.
     """
     declared = {state.name: state for state in now}
     dropped: list[StateDescriptor] = []
-    widened: list[Widened] = []
-    for described in before:
-        known = _read(operator, described)
+    rewrites: list[Rewrite] = []
+    for known in before:
         state = declared.get(known.name)
         if state is None:
             if not may_drop(known.name):
-                raise IncompatibleCheckpointError(
-                    f"operator {operator}: the checkpoint has the state {known.name!r} ({_described(known)}), which "
-                    "the job does not declare. If you renamed the state, give it its old name. To delete its entries "
-                    "and go on without it, start with allow_non_restored_state=True."
-                )
+                raise _not_declared(operator, known)
             dropped.append(known)
         elif state != known:
-            places = _places(known, state)
-            if places is None:
-                raise _refused(operator, known, state)
-            if len(places) < len(parse_schema(state.schema).fields):
-                widened.append(Widened(known, state, places))
-    return StateChanges(tuple(dropped), tuple(widened))
+            try:
+                convert = _conversion(known, state)
+            except NotConvertibleError as error:
+                raise _refused(operator, known, state, str(error)) from None
+            except RecursionError:
+                raise _refused(operator, known, state, "its types are nested too deeply") from None
+            if convert is not None:
+                rewrites.append(ConvertedValues(state.name, convert))
+    return StateChanges(tuple(dropped), tuple(rewrites))
 
 
-def _read(operator: str, described: Mapping[str, Any]) -> StateDescriptor:
+def read_states(operator: str, described: Iterable[Mapping[str, Any]]) -> list[StateDescriptor]:
+    """The states that the metadata of a checkpoint describes; raises `IncompatibleCheckpointError` if one is wrong."""
     try:
-        return msgspec.convert(described, StateDescriptor)
+        return msgspec.convert(list(described), list[StateDescriptor])
     except (msgspec.ValidationError, JobDefinitionError) as error:
         raise IncompatibleCheckpointError(
             f"operator {operator}: the checkpoint describes a state that cannot exist: {error}. Restore from another "
@@ -144,38 +129,76 @@ def _read(operator: str, described: Mapping[str, Any]) -> StateDescriptor:
         ) from error
 
 
-def _places(before: StateDescriptor, now: StateDescriptor) -> tuple[int, ...] | None:
-    """The places of a state's old columns among the new ones; None if anything changed but added nullable columns.
+def _conversion(before: StateDescriptor, now: StateDescriptor) -> ConvertMany | None:
+    """The conversion of a state's values; None if their bytes stay. Raises `NotConvertibleError`.
 
     The length of a time-to-live may change, because it is not stored. Whether a state has one must not change.
     """
-    if now.kind not in _DECLARED or (before.kind, before.key_schema) != (now.kind, now.key_schema):
-        return None
-    if (before.ttl_ms is None) != (now.ttl_ms is None):
-        return None
-    old = parse_schema(before.schema).fields
-    names = {field.name for field in old}
-    places: list[int] = []
-    for at, field in enumerate(parse_schema(now.schema).fields):
-        if field.name in names:
-            if len(places) == len(old) or not _same(old[len(places)], field):
-                return None
-            places.append(at)
-        elif not field.nullable:
+    if before.kind != now.kind:
+        raise NotConvertibleError("it is another kind of state")
+    if not _same_columns(before.key_schema, now.key_schema):
+        raise NotConvertibleError("its keys differ")
+    if now.kind not in _DECLARED:
+        if before.ttl_ms == now.ttl_ms and _same_columns(before.schema, now.schema):
             return None
-    return tuple(places) if len(places) == len(old) else None
+        raise NotConvertibleError("it is stored in another way")
+    if (before.ttl_ms is None) != (now.ttl_ms is None):
+        raise NotConvertibleError("a time-to-live can be neither added nor removed")
+    old, new = _struct(before.schema), _struct(now.schema)
+    convert = conversion(old, new)
+    if now.kind == "columns":
+        return _column_conversion(now.name, old, new)
+    return None if convert is None else _row_conversion(now, convert)
 
 
-def _same(one: StructField, other: StructField) -> bool:
-    """Whether two columns store values in the same way; comments and other metadata do not matter."""
-    return (one.name, one.dataType, one.nullable) == (other.name, other.dataType, other.nullable)
+def _column_conversion(name: str, old: StructType, new: StructType) -> ConvertMany | None:
+    if type_text(old) == type_text(new):
+        return None
+    before, now = (RowCodec(struct, f"state {name!r}") for struct in (old, new))
+    return before.conversion_to(now)
 
 
-def _refused(operator: str, before: StateDescriptor, now: StateDescriptor) -> IncompatibleCheckpointError:
+def _row_conversion(state: StateDescriptor, convert: Convert) -> ConvertMany:
+    def one(data: bytes) -> bytes:
+        if state.kind == "list":
+            return ValueCodec.join([bytes(convert(row)) for row in _rows_of(data)])
+        return bytes(convert(msgspec.Raw(data)))
+
+    if state.ttl_ms is None:
+        return lambda values: list(map(one, values))
+    return lambda values: [data[:STAMP_BYTES] + one(data[STAMP_BYTES:]) for data in values]
+
+
+def _struct(schema: str) -> StructType:
+    try:
+        return parse_schema(schema)
+    except SchemaError as error:
+        raise NotConvertibleError(str(error)) from None
+
+
+def _same_columns(one: str | None, other: str | None) -> bool:
+    """Whether two schemas have the same columns; nullability, comments and other metadata do not matter."""
+    if one is None or other is None or one == other:
+        return one == other
+    return type_text(_struct(one)) == type_text(_struct(other))
+
+
+def _not_declared(operator: str, known: StateDescriptor) -> IncompatibleCheckpointError:
+    what = f"the state {known.name!r} ({_described(known)}), which the job does not declare"
+    if known.kind == "timers":
+        what = "timers, and the step has no clock any more (its time_mode was another one)"
+    return IncompatibleCheckpointError(
+        f"operator {operator}: the checkpoint has {what}. If you renamed the state, give it its old name. To delete "
+        "its entries and go on without it, start with allow_non_restored_state=True."
+    )
+
+
+def _refused(operator: str, before: StateDescriptor, now: StateDescriptor, why: str) -> IncompatibleCheckpointError:
     if now.kind in _DECLARED:
         remedy = (
-            "A state may get more nullable columns and a longer or shorter time-to-live, nothing else. Declare it as "
-            "before, or give the new state another name."
+            "In a state, columns may be removed, reordered and widened (int to long, float to double), nullable "
+            "columns may be added, and a time-to-live may get longer or shorter, nothing else. Declare it as before, "
+            "or give the new state another name."
         )
     elif now.kind == "aggregate":
         remedy = "Use the same aggregates as before, or start a new job."
@@ -183,17 +206,8 @@ def _refused(operator: str, before: StateDescriptor, now: StateDescriptor) -> In
         remedy = "Define the step as before, or give it another uid."
     return IncompatibleCheckpointError(
         f"operator {operator}: the checkpoint has the state {now.name!r} as {_described(before)}, the job declares "
-        f"{_described(now)}. {remedy}"
+        f"{_described(now)}: {why}. {remedy}"
     )
-
-
-def _ranges(key_groups: range, state: str) -> Iterable[tuple[bytes, bytes]]:
-    """The key ranges of a state, one for each key group."""
-    for group in key_groups:
-        prefix = state_prefix(group, state)
-        end = prefix_end(prefix)
-        assert end is not None  # the prefix ends with a zero byte, so there is a next prefix
-        yield prefix, end
 
 
 def _described(state: StateDescriptor) -> str:
@@ -219,15 +233,3 @@ def _columns(schema: str) -> str:
 
 def _type(type_: Any) -> str:
     return type_ if isinstance(type_, str) else msgspec.json.encode(type_).decode()
-
-
-def check_states(
-    operator: Operator, declared: Iterable[StateDescriptor], durable: SubtaskState | None, allow_non_restored: bool
-) -> StateChanges:
-    """The changes that make a restored state match what the operator declares now.
-
-    Raises `IncompatibleCheckpointError` if they cannot match; see `state_changes`.
-    """
-    deleted = operator.deleted_states
-    before = durable.states if durable is not None else ()
-    return state_changes(operator.uid, before, declared, lambda name: allow_non_restored or name in deleted)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+from msgspec import Raw
 from pyspark.sql.types import StructField, StructType
 
 from strandline.operators.columns.row_reader import column_reader
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.state.coding.codec import ColumnCodec, ValueCodec
+from strandline.state.coding.conversion import conversion, struct_places
 
 
 class RowCodec:
@@ -18,14 +20,15 @@ class RowCodec:
 
     def __init__(self, struct: StructType, where: str) -> None:
         self.schema = arrow_schema(struct)
+        self._struct = struct
         self._nested: dict[int, tuple[Any, ValueCodec]] = {}
         stored = self.schema
         for at, field in enumerate(struct.fields):
             if _is_flat(self.schema.field(at).type):
                 continue
             stored = stored.set(at, pa.field(field.name, pa.binary()))
-            wrapped = StructType([StructField(field.name, field.dataType)])
-            self._nested[at] = column_reader(field.dataType), ValueCodec(wrapped, f"{where}, column {field.name!r}")
+            codec = ValueCodec(_wrapped(field), f"{where}, column {field.name!r}")
+            self._nested[at] = column_reader(field.dataType), codec
         self._codec = ColumnCodec(pa.schema([pa.field(field.name, field.type) for field in stored]))
 
     def encode(self, rows: pa.RecordBatch) -> list[bytes]:
@@ -44,16 +47,32 @@ class RowCodec:
         """The rows that were encoded as an Arrow array of large binary."""
         return self._with_decoded_values(self._codec.decode_array(values))
 
-    def widened(self, values: list[bytes], by: RowCodec, places: Sequence[int]) -> list[bytes]:
-        """Encoded rows, rewritten for a codec `by` with more columns.
+    def conversion_to(self, other: RowCodec) -> Callable[[list[bytes]], list[bytes]]:
+        """A function that rewrites encoded rows for a codec with other columns, which are found by their names.
 
-        `places` says where the columns of this codec are among the columns of `by`. The other columns are null.
+        New columns are null. Raises `NotConvertibleError` if a type cannot change without loss.
         """
-        schema = by._codec.schema
-        columns = [pa.nulls(len(values), field.type) for field in schema]
-        for place, column in zip(places, self._codec.decode(values).columns, strict=True):
-            columns[place] = column
-        return by._codec.encode(pa.RecordBatch.from_arrays(columns, schema=schema))
+        places = struct_places(self._struct, other._struct)
+        old, new = self._codec, other._codec
+        changes = {
+            at: conversion(_wrapped(self._struct.fields[place]), _wrapped(other._struct.fields[at]))
+            for at, place in enumerate(places)
+            if place is not None and at in other._nested
+        }
+
+        def convert(values: list[bytes]) -> list[bytes]:
+            rows = old.decode(values)
+            columns = []
+            for at, (place, field) in enumerate(zip(places, new.schema, strict=True)):
+                column = pa.nulls(len(values), field.type) if place is None else rows.column(place)
+                change = changes.get(at)
+                if change is not None:
+                    raw = (None if data is None else bytes(change(Raw(data))) for data in column.to_pylist())
+                    column = pa.array(raw, field.type)
+                columns.append(column.cast(field.type))
+            return new.encode(pa.RecordBatch.from_arrays(columns, schema=new.schema))
+
+        return convert
 
     def _with_coded_values(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if not self._nested:
@@ -70,6 +89,11 @@ class RowCodec:
             values = [None if data is None else codec.decode(data) for data in columns[at].to_pylist()]
             columns[at] = pa.array(values, self.schema.field(at).type)
         return pa.RecordBatch.from_arrays(columns, names=self.schema.names)
+
+
+def _wrapped(field: StructField) -> StructType:
+    """A row of one column, in which a value of a nested type is stored."""
+    return StructType([StructField(field.name, field.dataType)])
 
 
 def _is_flat(kind: pa.DataType) -> bool:

@@ -21,6 +21,8 @@ from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
 from strandline.operators.process.output_rows import SideOutputs
 from strandline.operators.process.process_context import ProcessContext
 from strandline.operators.process.process_subtask import ProcessSubtask
+from strandline.operators.rewrite import Rewrite
+from strandline.operators.step_change import StepChange
 from strandline.operators.user_code import NOT_BY_USER_CODE, opened_copy, user_traceback
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
@@ -134,6 +136,13 @@ class ProcessOperator(Operator):
         """The key and the clock of the timers. The states, which user code declares, are described one by one."""
         keys = described_columns(self.input_struct, self.key_columns)
         return StepDescription(self.uid, self.kind, keys, parameters={"time_mode": self.time_mode})
+
+    def carry_over(self, change: StepChange) -> tuple[Rewrite, ...]:
+        """A step may get a clock. If it loses its clock, its timers are a state that it does not declare any more."""
+        if "none" in (change.before.parameters.get("time_mode"), self.time_mode):
+            change.accept("time_mode")
+        change.explain("so the times of its timers mean something else", "time_mode")
+        return ()
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         """Call user code once for every key of the batch, in the order of the input, then for every due timer."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from strandline.checkpoint.metadata import SubtaskState
+from strandline.checkpoint.metadata import CheckpointMetadata
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.driver.deployment import NO_RESTORE_POINT, Deployment, RestorePoint
@@ -201,9 +201,7 @@ class Cluster(CoordinatorCalls):
                     self._managers.forget(identity)
             return rebuilt
 
-    def set_restore_point(
-        self, generation: int, checkpoint_id: int, batch: int, states: tuple[SubtaskState, ...]
-    ) -> None:
+    def set_restore_point(self, generation: int, metadata: CheckpointMetadata) -> None:
         """A checkpoint of the job is complete: slots without local files start from it from now on.
 
         Waits while slots start: they may need the files of the checkpoint before, which are deleted after this call.
@@ -211,8 +209,10 @@ class Cluster(CoordinatorCalls):
         """
         with self._lock:
             if generation == self._generation():
-                self._restore = RestorePoint(batch, states, checkpoint=checkpoint_id)
-                self._segments.truncate(batch)
+                self._restore = RestorePoint(
+                    metadata.batch_id, metadata.subtasks, checkpoint=metadata.checkpoint_id, steps=metadata.steps
+                )
+                self._segments.truncate(metadata.batch_id)
 
     def lost(self) -> list[int]:
         """Slots that do not run any more, found by asking every task manager."""

@@ -131,7 +131,7 @@ class Completion:
         """From now on slots are rebuilt from this checkpoint, and task managers build the next one on it."""
         metadata = plan.metadata
         generation, number = self.shape.generation, metadata.checkpoint_id
-        self.cluster.set_restore_point(generation, number, metadata.batch_id, metadata.subtasks)
+        self.cluster.set_restore_point(generation, metadata)
         self._last = CheckpointCompleted(number, _shared_handles(metadata) if plan.duplicates else {})
         self.cluster.checkpoint_completed(self._last)
 

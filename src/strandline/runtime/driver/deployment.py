@@ -8,6 +8,7 @@ import msgspec
 
 from strandline.checkpoint.metadata import SubtaskState
 from strandline.checkpoint.restore import overlapping
+from strandline.checkpoint.steps import StepDescription
 from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.protocol.messages import BackendSettings, OperatorSpec, RunInfo, SlotSpec, StorageSettings
 from strandline.state.coding.keys import key_group_range
@@ -28,6 +29,8 @@ class RestorePoint:
     """Whether it is the job's own, so that the next checkpoint may refer to its files."""
     checkpoint: int = 0
     """Its id."""
+    steps: tuple[StepDescription, ...] = ()
+    """The steps as it describes them; empty if an earlier release wrote it."""
 
 
 NO_RESTORE_POINT = RestorePoint()
@@ -76,6 +79,7 @@ class Deployment:
             restore_storage=restore.storage,
             restore_owned=restore.owned,
             restore_checkpoint=restore.checkpoint,
+            steps=list(restore.steps),
             segments=segments.of(index),
             segments_complete=segments.complete,
             allow_non_restored=self.allow_non_restored,

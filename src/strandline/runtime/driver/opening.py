@@ -238,6 +238,7 @@ class _Opening:
                 claim.origin,
                 claim.owned,
                 claim.restored.checkpoint_id if claim.restored is not None else 0,
+                claim.restored.steps if claim.restored is not None else (),
             ),
             rescale=self._request.rescale,
             allow_non_restored=self._run.allow_non_restored,

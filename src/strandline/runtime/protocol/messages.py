@@ -8,6 +8,7 @@ import msgspec
 
 from strandline.checkpoint.batch import first_batch
 from strandline.checkpoint.metadata import StateFile, SubtaskState
+from strandline.checkpoint.steps import StepDescription
 from strandline.config.rocksdb import RocksDBOptions
 from strandline.redaction import shown
 from strandline.runtime.protocol.address import NOWHERE, Address
@@ -133,6 +134,8 @@ class SlotSpec(msgspec.Struct, frozen=True):
     """Where the slot's task manager is."""
     copies: str | None = None
     """The folder with local copies of durable files on the slot's host; None: the slot does not use them."""
+    steps: list[StepDescription] = []
+    """The steps as the checkpoint of `restore` describes them; empty if an earlier release wrote it."""
     restore_checkpoint: int = 0
     """The id of the checkpoint that `restore` is of; 0 for a fresh start."""
     allow_non_restored: bool = False

@@ -13,7 +13,7 @@ from pathlib import Path
 from strandline.checkpoint.metadata import StateFile, SubtaskState
 from strandline.errors import DamagedFileError, NotFoundError, SegmentsLostError
 from strandline.operators.base import Operator
-from strandline.operators.schema_evolution import StateChanges, check_states
+from strandline.operators.schema_evolution import StateChanges, check_step
 from strandline.runtime.protocol.messages import Rebuilt, SlotSpec, StorageSettings
 from strandline.runtime.slot.local_copies import find_copy
 from strandline.runtime.slot.local_files import OperatorFolder, RebuildStart, SnapshotMarker
@@ -44,13 +44,14 @@ def rebuild(
     """Rebuild an operator's state at `spec.decided_batch`, from the newest start: local files, else durable ones.
 
     Raises `SegmentsLostError` when the files that lead there are gone, `DamagedFileError` when the checkpoint is bad,
-    `IncompatibleCheckpointError` when it holds a state that the operator declares differently, `UserCodeError` or
+    `IncompatibleCheckpointError` when the operator cannot go on with the state that it holds, `UserCodeError` or
     `ConfigError` when the user's `rocksdb_factory` fails or sets an option with which state is not safe.
     """
     folder.clear_databases(spec.incarnation)
     durable = [state for state in spec.restore if state.operator == operator.uid]
     # All subtasks of a checkpoint describe their states in the same way.
-    changed = check_states(operator, operator.states(), durable[0] if durable else None, spec.allow_non_restored)
+    step = next((step for step in spec.steps if step.operator == operator.uid), None)
+    changed = check_step(operator, operator.states(), step, durable[0] if durable else None, spec.allow_non_restored)
     problems: list[str] = []
     starts = folder.rebuild_starts(spec.restore_batch, spec.decided_batch)
     if spec.segments_complete and spec.decided_batch > spec.restore_batch:

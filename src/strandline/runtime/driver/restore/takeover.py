@@ -23,7 +23,7 @@ from strandline.errors import (
     NewerFormatError,
 )
 from strandline.operators.base import Operator
-from strandline.operators.schema_evolution import check_states
+from strandline.operators.schema_evolution import check_step
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata, read_referenced
 from strandline.runtime.driver.restore.retries import Retries
 from strandline.runtime.driver.restore.savepoints import METADATA, open_savepoint
@@ -369,10 +369,13 @@ class _Candidates:
             any_job,
             wanted.allow_non_restored,
         )
+        steps = {step.operator: step for step in metadata.steps}
         for operator in wanted.operators:
             for state in metadata.subtasks:
                 if state.operator == operator.uid:
-                    check_states(operator, self._declared(operator), state, wanted.allow_non_restored)
+                    check_step(
+                        operator, self._declared(operator), steps.get(operator.uid), state, wanted.allow_non_restored
+                    )
         check_names(metadata)
         _check_files(storage, metadata)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, get_args
 
+from pyspark.sql.types import TimestampNTZType
+
 from strandline.config import Config
 from strandline.config.option import DurationLike, parse_duration
 from strandline.errors import ConfigError, JobDefinitionError
 from strandline.job.run import JobRun
 from strandline.job.stream import Stream
 from strandline.operators.columns.declared import check_time_column
+from strandline.operators.columns.names import quoted
 from strandline.operators.columns.time_columns import time_columns, with_source_time
 from strandline.runtime.driver.plan import Graph, SourceNode, source_problems
 from strandline.runtime.driver.restore.takeover import ClaimMode, Restore
@@ -103,11 +106,17 @@ class Job:
             raise JobDefinitionError(
                 f"{where}: the DataFrame has a watermark on {known[0]!r} already; use one of the two"
             )
+        if isinstance(frame.schema[event_time].dataType, TimestampNTZType):
+            raise JobDefinitionError(
+                f"{where}: the column is of type timestamp_ntz, which is no point in time, so it cannot carry a "
+                "watermark; convert it first: .withColumn(name, col(name).cast('timestamp')) reads it in the time zone "
+                "of the session"
+            )
         try:
             milliseconds = round(parse_duration(delay) * 1000)
         except ValueError as error:
             raise JobDefinitionError(f"{where}: {error}") from error
-        frame = frame.withWatermark(event_time, f"{milliseconds} milliseconds")
+        frame = frame.withWatermark(quoted(event_time), f"{milliseconds} milliseconds")
         return with_source_time(frame, event_time)
 
     def start(

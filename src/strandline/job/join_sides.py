@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from strandline.operators.columns.names import quoted
 from strandline.operators.join.join_operator import JoinOperator
 from strandline.operators.join.plan import LEFT, RIGHT, SIDE_COLUMN
 from strandline.runtime.driver.plan import Node, Transformation, TransformNode, UnionNode
@@ -24,7 +25,7 @@ def _side(operator: JoinOperator, side: int) -> Transformation:
         columns = [F.lit(side).cast("byte").alias(SIDE_COLUMN)]
         for column in operator.input_columns:
             source = column.left if side == LEFT else column.right
-            value = F.lit(None) if source is None else F.col(f"`{source}`")
+            value = F.lit(None) if source is None else F.col(quoted(source))
             columns.append(value.cast(column.data_type).alias(column.name))
         return frame.select(*columns)
 

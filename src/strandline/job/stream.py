@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from strandline.errors import JobDefinitionError
-from strandline.operators.columns.declared import check_time_column
+from strandline.operators.columns.declared import check_key_type, check_time_column
 from strandline.operators.columns.time_columns import default_time_column, lag_of, time_columns
 from strandline.runtime.driver.plan import (
     Node,
@@ -133,13 +133,16 @@ class Stream:
         `F.lower("user").alias("u")`: the stream then has the column `u`, too. A list of columns is the same as the
         columns one by one.
 
-        Raises `JobDefinitionError` if a column does not exist, or if an expression has no name of its own.
+        Raises `JobDefinitionError` if a column does not exist, if an expression has no name of its own, or if
+        a column has a map or a collated string in it.
         """
         from strandline.job.key_columns import read_key_columns
         from strandline.job.keyed_stream import KeyedStream
 
         names, added = read_key_columns(f"job {self._job.name!r}: key_by", self._prototype, columns)
         keyed = self.transform(lambda frame: frame.withColumns(added)) if added else self
+        for name in names:
+            check_key_type(keyed.schema[name].dataType, "the column", f"job {self._job.name!r}: key_by({name!r})")
         return KeyedStream(keyed, names)
 
     def sink(self, sink: Sink) -> Stream:

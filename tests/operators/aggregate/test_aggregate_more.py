@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
+import tracemalloc
 from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
@@ -15,11 +17,14 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from strandline.errors import JobDefinitionError, SchemaError, UserCodeError
 from strandline.operators.aggregate import functions as agg
+from strandline.operators.aggregate.accumulators import Groups
 from strandline.operators.aggregate.aggregate_operator import AggregateOperator
 from strandline.operators.aggregate.arrow_aggregate import ArrowAggregate
+from strandline.operators.aggregate.hyperloglog import ApproxDistinct, hash_column
 from strandline.operators.aggregate.limits import DEFAULT_LIMITS, GroupingLimits
 from strandline.operators.base import Operator
 from strandline.state.coding.ddl import parse_schema
@@ -195,3 +200,54 @@ def test_decimals_are_collected_exactly(slot: Make) -> None:
     mini = slot(AggregateOperator("a", ["k"], parse_schema("k long, x decimal(38,2)"), {"l": agg.collect_list("x")}))
     values = [Decimal("12345678901234567890.12"), Decimal("-0.01")]
     assert mini.run([(1, value) for value in values]) == [(1, values)]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(st.none() | st.binary(max_size=4) | st.integers(0, 70_000).map(lambda n: b"ab\xff" * n), max_size=6))
+def test_strings_are_hashed_in_pieces_as_if_they_were_one(values: list[bytes | None]) -> None:
+    column = pa.array([b"\0", *values], pa.binary()).slice(1)
+    assert hash_column(column).tolist() == [hash_of(value or b"") for value in values]
+
+
+def hash_of(text: bytes) -> int:
+    """The polynomial in one piece. Stored sketches depend on it, so it must never change."""
+    base = 0x9E3779B97F4A7C15
+    powers = np.cumprod(np.full(max(1, len(text)), base, np.uint64))
+    total = int((mixed(np.frombuffer(text, np.uint8).astype(np.uint64) + np.uint64(1)) * powers[: len(text)]).sum())
+    return int(mixed(np.array([total ^ len(text)], np.uint64))[0])
+
+
+def mixed(values: Any) -> Any:
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def test_counting_distinct_strings_takes_less_memory_than_the_strings() -> None:
+    columns = [pa.array(["x" * 4_000_000]), pa.array([f"{n:0400d}" for n in range(10_000)])]
+    tracemalloc.start()
+    for column in columns:
+        count = len(column)
+        ApproxDistinct("n", "x").partial([column], Groups(np.arange(count), np.array([0, count])))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < columns[0].nbytes
+
+
+def test_least_and_greatest_keep_the_sign_of_zero(slot: Make) -> None:
+    for kind in ("double", "float"):
+        operator = AggregateOperator(
+            "a", ["k"], parse_schema(f"k long, x {kind}"), {"low": agg.min("x"), "high": agg.max("x")}
+        )
+        made = slot(operator).run([(1, -0.0), (2, 0.0), (3, 0.0), (3, -0.0), (4, -0.0), (4, float("nan"))])
+        signs = {key: (math.copysign(1, low), math.copysign(1, high)) for key, low, high in made}
+        assert signs == {1: (-1, -1), 2: (1, 1), 3: (-1, 1), 4: (-1, 1)}
+        assert all(low == 0 and (high == 0 or key == 4) for key, low, high in made)
+
+
+@pytest.mark.parametrize("function", [agg.min, agg.max, agg.approx_count_distinct])
+def test_collated_texts_are_not_compared_by_their_bytes(function: Any) -> None:
+    schema = StructType([StructField("k", LongType()), StructField("x", StringType("UTF8_LCASE"))])
+    with pytest.raises(JobDefinitionError, match=r"'x' of type string collate UTF8_LCASE.*collate\(x, 'UTF8_BINARY'\)"):
+        AggregateOperator("a", ["k"], schema, {"n": function("x")})

@@ -483,3 +483,17 @@ def test_leaving_a_batch_halfway_closes_user_code(slot: Make) -> None:
     next(out)
     out.close()
     assert closed == [("a",)]
+
+
+@pytest.mark.parametrize("kind", ["map<string,int>", "array<struct<m:map<int,int>>>"])
+def test_a_map_is_no_key_of_a_map_state(kind: str) -> None:
+    class Maps(KeyedProcessor):
+        def open(self, context: Any) -> None:
+            context.map_state("seen", f"k {kind}", "n long")
+
+        def process(self, key: Any, rows: Any, context: Any) -> None:
+            pass
+
+    schema = parse_schema("k string")
+    with pytest.raises(JobDefinitionError, match=r"state 'seen'.*'k' of type .* cannot be a key: the entries of a map"):
+        ProcessOperator("step", Maps(), ["k"], schema, schema).check()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.state.coding.keys import canonical_column, float_bits_in_order
+from strandline.state.coding.keys import float_bits_in_order
 
 _LONG_LIMIT: Final = 1 << 63
 _WIDE_DECIMAL: Final = 28
@@ -225,9 +225,13 @@ class Extreme(ArrowAccumulator):
         self._shown = kind
 
     def prepare(self, column: Any) -> Any:
-        """The column in the stored type. As in Spark, NaN is greater than all numbers."""
+        """The column in the stored type. As in Spark, NaN is greater than all numbers, and -0.0 keeps its sign.
+
+        Of 0.0 and -0.0 Spark takes the one that it sees first. Here -0.0 is the lesser, whatever the order of the rows.
+        """
         if pa.types.is_floating(self._shown):
-            return _float_order(canonical_column(column).view(self.type))
+            one_nan = pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
+            return _float_order(one_nan.view(self.type))
         if pa.types.is_boolean(self._shown):
             return column.cast(self.type)
         return column if column.type == self.type else column.view(self.type)

@@ -43,12 +43,12 @@ def sum(column: str) -> Aggregate:
 
 
 def min(column: str) -> Aggregate:
-    """The least value of a column; NaN counts as greater than any number."""
+    """The least value of a column; NaN counts as greater than any number, and -0.0 as less than 0.0."""
     return Aggregate("min", column)
 
 
 def max(column: str) -> Aggregate:
-    """The greatest value of a column; NaN counts as greater than any number."""
+    """The greatest value of a column; NaN counts as greater than any number, and -0.0 as less than 0.0."""
     return Aggregate("max", column)
 
 

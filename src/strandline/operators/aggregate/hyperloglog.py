@@ -26,6 +26,7 @@ _ENTRY: Final = 3
 _DENSE_ENTRIES: Final = _REGISTERS // _ENTRY
 """A sketch with more used registers than this is stored densely, with one byte for each register."""
 _ALPHA: Final = 0.5 / np.log(2)
+_BASE: Final = 0x9E3779B97F4A7C15
 
 U64 = npt.NDArray[np.uint64]
 
@@ -85,28 +86,40 @@ def hash_column(column: Any) -> U64:
 
 
 def _hash_bytes(column: Any) -> U64:
-    """A hash of each string: each byte value stands for a random number, and the hash is a polynomial over them."""
+    """A hash of each string: each byte value stands for a random number, and the hash is a polynomial over them.
+
+    A byte needs about 50 bytes of working memory, so the strings are hashed in pieces. A piece may begin and end inside
+    a string.
+    """
     offsets, data = binary_content(column)
-    lengths = np.diff(offsets)
-    sums = np.zeros(len(lengths), np.uint64)
-    used = np.flatnonzero(lengths)
-    if len(used):
-        place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-        powers = np.cumprod(np.full(int(lengths.max()), 0x9E3779B97F4A7C15, np.uint64))
-        terms = _BYTE_VALUES[np.frombuffer(data, np.uint8)] * powers[place]
-        sums[used] = np.add.reduceat(terms, offsets[:-1][used])
-    return _mixed(sums ^ lengths.astype(np.uint64))
+    content = np.frombuffer(data, np.uint8)
+    sums = np.zeros(len(offsets) - 1, np.uint64)
+    for begin in range(0, len(content), _PIECE):
+        end = min(begin + _PIECE, len(content))
+        first, last = np.searchsorted(offsets, (begin, end - 1), "right").tolist()
+        rows = slice(first - 1, last)
+        starts = np.maximum(offsets[rows], begin)
+        sizes = np.minimum(offsets[rows.start + 1 : rows.stop + 1], end) - starts
+        place = np.arange(begin, end) - np.repeat(starts, sizes)
+        terms = _BYTE_VALUES[content[begin:end]] * _POWERS[place]
+        used = np.flatnonzero(sizes)
+        parts = np.add.reduceat(terms, starts[used] - begin)
+        parts[:1] *= np.uint64(pow(_BASE, begin - int(offsets[rows.start]), 1 << 64))  # the string began before
+        sums[rows.start + used] += parts
+    return _mixed(sums ^ np.diff(offsets).astype(np.uint64))
 
 
 def _mixed(values: U64) -> U64:
     """The finalizer of splitmix64."""
-    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed = values + np.uint64(_BASE)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
 
 
 _BYTE_VALUES: Final = _mixed(np.arange(1, 257, dtype=np.uint64))
+_PIECE: Final = 1 << 15
+_POWERS: Final = np.cumprod(np.full(_PIECE, _BASE, np.uint64))
 
 
 def _ranks(hashes: U64) -> npt.NDArray[np.int64]:
@@ -119,10 +132,11 @@ def _ranks(hashes: U64) -> npt.NDArray[np.int64]:
 
 def _sketches(count: int, ids: npt.NDArray[Any], registers: npt.NDArray[Any], ranks: npt.NDArray[Any]) -> Any:
     """The stored form of `count` sketches with these registers; the greatest rank of a register counts."""
-    order = np.argsort((ids * _REGISTERS + registers) * 64 + ranks)
-    places = (ids * _REGISTERS + registers)[order]
-    last = np.flatnonzero(np.concatenate((places[1:] != places[:-1], [True]))) if len(places) else places
-    ids, registers, ranks = ids[order][last], registers[order][last], ranks[order][last]
+    entries = (ids * _REGISTERS + registers) * 64 + ranks
+    entries.sort()
+    places = entries // 64
+    entries = entries[np.concatenate((places[1:] != places[:-1], [True]))] if len(entries) else entries
+    ids, registers, ranks = entries // (64 * _REGISTERS), entries // 64 % _REGISTERS, entries % 64
     used = np.bincount(ids, minlength=count)
     dense = used > _DENSE_ENTRIES
     sizes = np.where(dense, _REGISTERS, used * _ENTRY)

@@ -43,7 +43,7 @@ from strandline.operators.aggregate.collecting import ARRIVAL_COLUMNS, ListOfFix
 from strandline.operators.aggregate.functions import Aggregate
 from strandline.operators.aggregate.hyperloglog import ApproxDistinct
 from strandline.operators.aggregate.limits import DEFAULT_LIMITS, GroupingLimits
-from strandline.operators.columns.declared import column_type
+from strandline.operators.columns.declared import column_type, is_collated
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.state.coding.codec import ColumnCodec
 from strandline.state.coding.ddl import parse_schema, type_text
@@ -117,6 +117,7 @@ class AggregatePlan:
     def _extreme(self, name: str, make: type[Extreme], column: str, kind: DataType) -> None:
         if is_nested(kind) or isinstance(kind, NullType):
             raise self._wrong("min or max", column, kind, "a number, string, date or time")
+        self._refuse_collation("min or max", column, kind)
         arrow = arrow_schema(StructType([StructField(column, kind)])).field(0).type
         extreme = make(f"{make.partial}:{column}", column, arrow)
         self._known.setdefault(extreme.name, extreme)
@@ -161,6 +162,7 @@ class AggregatePlan:
             make = ListOfText if isinstance(kind, StringType | BinaryType) else ListOfFixed
             self._group(name, make(label, column, arrow), ArrayType(kind, containsNull=False))
         else:
+            self._refuse_collation(function, column, kind)
             self._group(name, ApproxDistinct(label, column, self._limits.sketch_bytes), LongType())
 
     def _user(self, name: str, code: ArrowAggregate, columns: tuple[str, ...]) -> None:
@@ -200,6 +202,11 @@ class AggregatePlan:
 
     def _type_of(self, column: str) -> DataType:
         return column_type(self._schema, column, self._where)
+
+    def _refuse_collation(self, function: str, column: str, kind: DataType) -> None:
+        if is_collated(kind):
+            wanted = f"texts that are compared by their bytes; convert the column with collate({column}, 'UTF8_BINARY')"
+            raise self._wrong(function, column, kind, wanted)
 
     def _wrong(self, function: str, column: str, kind: DataType, wanted: str) -> JobDefinitionError:
         return JobDefinitionError(

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import difflib
 
-from pyspark.sql.types import DataType, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from strandline.errors import JobDefinitionError
 from strandline.operators.columns.time_columns import why_unfit
@@ -18,6 +26,40 @@ def column_type(schema: StructType, column: str, where: str) -> DataType:
     near = difflib.get_close_matches(column, names, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"the columns are {', '.join(names)}"
     raise JobDefinitionError(f"{where}: no column {column!r}; {hint}")
+
+
+def check_key_type(kind: DataType, what: str, where: str) -> None:
+    """Raise `JobDefinitionError` if equal values of a type may have different bytes: state is found by the bytes."""
+    found = _without_equal_bytes(kind)
+    if isinstance(found, MapType):
+        problem = "the entries of a map have no order, so equal maps may differ in their bytes. Use an array of entries"
+    elif found is not None:
+        problem = (
+            "the collation makes different texts equal. Convert the texts first, for instance with "
+            "lower(collate(name, 'UTF8_BINARY'))"
+        )
+    else:
+        return
+    raise JobDefinitionError(f"{where}: {what} of type {kind.simpleString()} cannot be a key: {problem}")
+
+
+def _without_equal_bytes(kind: DataType) -> DataType | None:
+    match kind:
+        case MapType():
+            return kind
+        case StringType():
+            return kind if is_collated(kind) else None
+        case ArrayType():
+            return _without_equal_bytes(kind.elementType)
+        case StructType():
+            return next(filter(None, (_without_equal_bytes(field.dataType) for field in kind.fields)), None)
+        case _:
+            return None
+
+
+def is_collated(kind: DataType) -> bool:
+    """Whether a type holds texts that are not compared by their bytes."""
+    return isinstance(kind, StringType) and kind.collation != "UTF8_BINARY"
 
 
 def check_time_column(schema: StructType, column: str, where: str) -> None:

@@ -9,7 +9,8 @@ import pyarrow as pa
 from msgspec import Raw
 from pyspark.sql.types import StructField, StructType
 
-from strandline.operators.columns.row_reader import column_reader
+from strandline.errors import SchemaError
+from strandline.operators.columns.row_reader import UnreadableValueError, column_reader
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.state.coding.codec import ColumnCodec, ValueCodec
 from strandline.state.coding.conversion import conversion, struct_places
@@ -79,7 +80,11 @@ class RowCodec:
             return rows
         columns = list(rows.columns)
         for at, (read, codec) in self._nested.items():
-            coded = [None if value is None else codec.encode((value,)) for value in read(columns[at])]
+            try:
+                values = read(columns[at])
+            except UnreadableValueError as error:
+                raise SchemaError(f"{codec.where} has {error}; filter such rows before the step") from None
+            coded = [None if value is None else codec.encode((value,)) for value in values]
             columns[at] = pa.array(coded, pa.binary())
         return pa.RecordBatch.from_arrays(columns, schema=self._codec.schema)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterator
-from datetime import UTC
+from datetime import UTC, date
 from functools import partial
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
@@ -25,6 +26,14 @@ from pyspark.sql.types import (
 )
 
 Convert = Callable[[Any], list[Any]]
+"""Turns an Arrow column into Python values; raises `UnreadableValueError` if Python cannot hold one of them."""
+
+_DAYS: Final = (date.min - date(1970, 1, 1)).days, (date.max - date(1970, 1, 1)).days
+_DAY_US: Final = 86_400_000_000
+
+
+class UnreadableValueError(Exception):
+    """A column has a value that Python cannot hold; the text says which one."""
 
 
 def row_factory(schema: StructType) -> Callable[[tuple[Any, ...]], Any]:
@@ -76,6 +85,7 @@ def _with_nulls(values: list[Any], column: Any) -> list[Any]:
 def _datetimes(column: Any, aware: bool) -> list[Any]:
     # numpy converts the values, because Arrow's own conversion takes 3 us per value.
     instants = pc.fill_null(column.cast(pa.timestamp("us", column.type.tz)).view(pa.int64()), 0).to_numpy()
+    _check_range(instants, _DAYS[0] * _DAY_US, (_DAYS[1] + 1) * _DAY_US - 1, "us", "timestamp")
     values: list[Any] = instants.view("M8[us]").tolist()
     if aware:
         values = [value.replace(tzinfo=UTC) for value in values]
@@ -84,7 +94,15 @@ def _datetimes(column: Any, aware: bool) -> list[Any]:
 
 def _dates(column: Any) -> list[Any]:
     days = pc.fill_null(column.view(pa.int32()), 0).to_numpy()
+    _check_range(days, *_DAYS, "D", "date")
     return _with_nulls(days.astype("M8[D]").tolist(), column)
+
+
+def _check_range(numbers: npt.NDArray[Any], first: int, last: int, unit: str, kind: str) -> None:
+    wrong = np.flatnonzero((numbers < first) | (numbers > last))
+    if len(wrong):
+        shown = numbers[wrong[:1]].astype(f"M8[{unit}]")[0]
+        raise UnreadableValueError(f"the {kind} {shown}, which Python cannot hold: it is not in the years 1 to 9999")
 
 
 def _intervals(column: Any) -> list[Any]:

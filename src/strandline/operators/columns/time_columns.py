@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import StructField, StructType
 
+from strandline.operators.columns.names import quoted
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -89,7 +91,7 @@ def in_all(rows: DataFrame, schemas: Sequence[StructType]) -> DataFrame:
         changed[field.name] = {**_metadata(field, known, default, unfit), _DEFAULT: default is not None}
     if not changed:
         return rows
-    return rows.select(*(F.col(f"`{name}`").alias(name, metadata=changed.get(name)) for name in first.names))
+    return rows.select(*(F.col(quoted(name)).alias(name, metadata=changed.get(name)) for name in first.names))
 
 
 def with_source_time(rows: DataFrame, column: str) -> DataFrame:
@@ -98,7 +100,7 @@ def with_source_time(rows: DataFrame, column: str) -> DataFrame:
 
     marks = with_time_columns(rows.schema, {column: 0}, column)[column].metadata
     names = rows.schema.names
-    return rows.select(*(F.col(f"`{name}`").alias(name, metadata=marks if name == column else None) for name in names))
+    return rows.select(*(F.col(quoted(name)).alias(name, metadata=marks if name == column else None) for name in names))
 
 
 def _metadata(

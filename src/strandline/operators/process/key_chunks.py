@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from strandline.errors import SchemaError
 from strandline.operators.base import KEY_GROUP_COLUMN
-from strandline.operators.columns.row_reader import column_reader, iterate_rows, row_factory
+from strandline.operators.columns.row_reader import UnreadableValueError, column_reader, iterate_rows, row_factory
 from strandline.operators.columns.schemas import fitted
+from strandline.operators.columns.unreadable import guarded, guarded_row_factory
 from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
 from strandline.state.coding.keys import EncodedKeys, KeyEncoder
 
@@ -53,6 +55,7 @@ class KeyChunkReader:
         self._encoder = KeyEncoder(schema, key_columns, KEY_GROUP_COLUMN)
         self._columns = [column_reader(field.dataType) for field in struct.fields]
         self._key_places = [schema.get_field_index(name) for name in key_columns]
+        self._struct = struct
         self._make = row_factory(struct)
         self.limit = limits.first_chunk
 
@@ -65,14 +68,40 @@ class KeyChunkReader:
         encoded = self._encoder.encode(rows)
         starts = encoded.starts()
         counts = np.diff(starts, append=len(encoded)).tolist()
-        columns = [read(rows.column(at)) for at, read in enumerate(self._columns)]
-        keys = [columns[at] for at in self._key_places]
+        keys = self._keys(rows)
+        columns, make = self._values(rows, dict(zip(self._key_places, keys, strict=True)))
         if len(counts) < len(encoded):
             encoded = encoded.take(starts)
             first = starts.tolist()
             keys = [[column[at] for at in first] for column in keys]
         values = list(zip(*keys, strict=True))
-        return KeyChunk(encoded, values, counts, iterate_rows(columns, self._make), rows.nbytes)
+        return KeyChunk(encoded, values, counts, iterate_rows(columns, make), rows.nbytes)
+
+    def _keys(self, rows: pa.RecordBatch) -> list[list[Any]]:
+        """The key columns of the rows; raises `SchemaError` for a value that Python cannot hold."""
+        keys = []
+        for at in self._key_places:
+            try:
+                keys.append(self._columns[at](rows.column(at)))
+            except UnreadableValueError as error:
+                name = self._schema.names[at]
+                raise SchemaError(
+                    f"{self._where}: the key column {name!r} has {error}; filter such rows before the step"
+                ) from None
+        return keys
+
+    def _values(
+        self, rows: pa.RecordBatch, known: dict[int, list[Any]]
+    ) -> tuple[list[list[Any]], Callable[[tuple[Any, ...]], Any]]:
+        """All columns of the rows, and the function that makes rows of them."""
+        columns, make = [], self._make
+        for at, read in enumerate(self._columns):
+            try:
+                columns.append(known[at] if at in known else read(rows.column(at)))
+            except UnreadableValueError:
+                columns.append(guarded(read, rows.column(at), self._schema.names[at]))
+                make = guarded_row_factory(self._struct)
+        return columns, make
 
     def adapt(self, size: int) -> None:
         """Choose the length of the next chunks; the last one took `size` bytes."""

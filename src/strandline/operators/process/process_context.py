@@ -10,6 +10,7 @@ from pyspark.sql.types import DataType, StructType
 from strandline.config.option import DurationLike
 from strandline.errors import JobDefinitionError, SchemaError, StrandlineError
 from strandline.operators.base import BatchInfo, SubtaskInfo
+from strandline.operators.columns.declared import check_key_type
 from strandline.operators.process.output_rows import SideOutputs
 from strandline.state.coding.ddl import parse_schema
 from strandline.state.descriptors import StateDescriptor, StateKind
@@ -87,6 +88,8 @@ class ProcessContext:
     ) -> MapState:
         """Declare a state with a map per key. With `ttl`, its entries expire one by one."""
         keys, values, where = self._schema(name, key_schema), self._schema(name, value_schema), self._where(name)
+        for field in keys.fields:
+            check_key_type(field.dataType, f"{field.name!r}", where)
         descriptor, expiry = self._declare(name, "map", values, keys, ttl, ttl_update)
         if expiry is None:
             return MapState(descriptor, keys, values, self._scope, where)

@@ -43,7 +43,6 @@ class FrameReader(KeyChunkReader):
     ) -> None:
         schema = arrow_schema(struct)
         super().__init__(struct, schema, key_columns, where, limits)
-        self._struct = struct
         self._time_zone = time_zone
         self._local = pa.schema(
             field.with_type(pa.timestamp("us", time_zone)) if _is_instant(field.type) else field for field in schema
@@ -54,19 +53,32 @@ class FrameReader(KeyChunkReader):
         """The chunk of a record batch that `fit` returned; each key has one item, its frame."""
         encoded = self._encoder.encode(rows)
         starts = encoded.starts()
-        first = rows.take(pa.array(starts))
-        keys = [self._columns[at](first.column(at)) for at in self._key_places]
-        values = list(zip(*keys, strict=True))
+        values = list(zip(*self._keys(rows.take(pa.array(starts))), strict=True))
         frames = _pieces(self._frame(rows), starts, self._mixed(rows))
         return KeyChunk(encoded.take(starts), values, [1] * len(starts), frames, rows.nbytes)
 
     def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
         columns = [column.cast(field.type) for column, field in zip(rows.columns, self._local, strict=False)]
         local = pa.RecordBatch.from_arrays(columns, schema=self._local)
-        series = pandas_columns(local, self._struct, self._time_zone)
+        try:
+            series = pandas_columns(local, self._struct, self._time_zone)
+        except Exception as error:  # noqa: BLE001  # PySpark's errors have no common base
+            raise self._unreadable(local) or error from None
         # Spark builds its frames from Python values, so integers and floats have 64 bits.
         wide = [one.astype(_WIDENED[one.dtype.kind]) if one.dtype.kind in _WIDENED else one for one in series]
         return pd.concat(wide, axis=1).copy()  # the copy stores columns of one type together, so that cutting is cheap
+
+    def _unreadable(self, rows: pa.RecordBatch) -> SchemaError | None:
+        """The error for the first column that pandas cannot hold."""
+        for at, field in enumerate(self._struct.fields):
+            try:
+                pandas_columns(rows.select([at]), StructType([field]), self._time_zone)
+            except Exception as error:  # noqa: BLE001  # PySpark's errors have no common base
+                return SchemaError(
+                    f"{self._where}: the input column {field.name!r} has a value that pandas cannot hold: {error}; "
+                    "filter such rows, or drop the column, before the step"
+                )
+        return None
 
     def _mixed(self, rows: pa.RecordBatch) -> bool:
         """Whether a frame may get a better type than object for a column, if the key's rows have no nulls."""

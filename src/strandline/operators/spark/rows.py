@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 )
 
 from strandline.errors import SchemaError
-from strandline.operators.columns.row_reader import Convert, column_reader
+from strandline.operators.columns.row_reader import Convert, UnreadableValueError, column_reader
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.process.key_chunks import KeyChunkReader
 from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
@@ -48,11 +48,18 @@ class SparkRowReader(KeyChunkReader):
 
 def _spark_reader(data_type: DataType, time_zone: str) -> Convert:
     if isinstance(data_type, _NESTED):
-        return lambda column: column.to_pylist()
+        return partial(_readable, lambda column: column.to_pylist())
     read = column_reader(data_type)
     if isinstance(data_type, TimestampType) and time_zone not in _UTC:
-        return partial(_zoned, read, ZoneInfo(time_zone))
+        return partial(_readable, partial(_zoned, read, ZoneInfo(time_zone)))
     return read
+
+
+def _readable(read: Convert, column: Any) -> list[Any]:
+    try:
+        return read(column)
+    except (pa.ArrowException, OverflowError, ValueError) as error:
+        raise UnreadableValueError(f"a value that Python cannot hold: {error}") from None
 
 
 def _zoned(read: Convert, zone: ZoneInfo, column: Any) -> list[Any]:

@@ -19,6 +19,7 @@ from strandline.runtime.driver.figures import RestoreFigures, RunFigures, StateM
 from strandline.runtime.driver.recoveries import Recovery
 from strandline.runtime.driver.scratch_folder import ScratchFolder
 from strandline.runtime.protocol.slot_calls import Query
+from strandline.state.handles.query import answer_of_owner
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -152,7 +153,7 @@ class Generation:
     def query(self, uid: str, state: str, key: tuple[Any, ...]) -> Any:
         """The value of a state for one key. All slots are asked; only the owner of the key's group has a value."""
         found = [pickle.loads(answer) for answer in self._cluster.query(Query(uid, state, pickle.dumps(key)))]
-        return next((value for value in found if value not in (None, [], {})), found[0])
+        return answer_of_owner(found)
 
     def figures(self, of_run: RunFigures) -> RunFigures:
         """`of_run` with the figures of this generation. Slots that do not answer are left out."""

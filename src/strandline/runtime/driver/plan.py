@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from strandline.errors import JobDefinitionError
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN, Operator
+from strandline.operators.columns.names import quoted
 from strandline.operators.columns.time_columns import in_all
 from strandline.runtime.driver.batches import Outlets
 from strandline.runtime.driver.clock import tick_rows
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Transformation = Callable[["DataFrame"], "DataFrame"]
+ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,8 +162,10 @@ class Graph:
     def initial_rows(self, wiring: Wiring, restored: Container[str]) -> list[DataFrame]:
         """Frames that send initial state to the slots when they are evaluated, for steps that are not `restored`."""
         return [
-            _partitioned(node.initial, node.operator, wiring, marked=False).mapInArrow(
-                replace(_relay(node, wiring), marked=False, initial=True), output_struct(node.operator, node.output)
+            _mapped(
+                _partitioned(node.initial, node.operator, wiring, marked=False),
+                replace(_relay(node, wiring), marked=False, initial=True),
+                output_struct(node.operator, node.output),
             )
             for node in self._nodes()
             if isinstance(node, StatefulNode) and node.initial is not None and node.operator.uid not in restored
@@ -176,9 +180,10 @@ class Graph:
         readers = [known for known, _sink in self.sinks if known is node]
         readers += [parent for child in self._nodes() for parent in _parents(child) if parent is node]
         if isinstance(node, StatefulNode) and len(readers) == 1:
-            rows = _partitioned(_frame(node.parent, wiring, frames).select(*node.columns), node.operator, wiring)
-            return rows.mapInArrow(RelayToParquet(_relay(node, wiring), writer), MANIFEST)
-        return _frame(node, wiring, frames).mapInArrow(writer, MANIFEST)
+            rows = _frame(node.parent, wiring, frames).select(*map(quoted, node.columns))
+            rows = _partitioned(rows, node.operator, wiring)
+            return _mapped(rows, RelayToParquet(_relay(node, wiring), writer), MANIFEST)
+        return _mapped(_frame(node, wiring, frames), writer, MANIFEST)
 
     def _nodes(self) -> list[Node]:
         """All nodes from which rows reach a sink."""
@@ -201,6 +206,17 @@ class RelayToParquet:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return self.writer(self.relay(batches))
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """A function of record batches that gets their columns under other names."""
+
+    function: ArrowFunction
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.function(batch.rename_columns(list(self.names)) for batch in batches)
 
 
 def _parents(node: Node) -> tuple[Node, ...]:
@@ -271,10 +287,9 @@ def _build(node: Node, wiring: Wiring | None, known: dict[int, DataFrame]) -> Da
         case StatefulNode(parent, operator, columns, output):
             rows = _frame(parent, wiring, known)
             if wiring is None:
-                return rows.mapInArrow(_nothing, output_struct(operator, output))
-            return _partitioned(rows.select(*columns), operator, wiring).mapInArrow(
-                _relay(node, wiring), output_struct(operator, output)
-            )
+                return _mapped(rows, _nothing, output_struct(operator, output))
+            rows = _partitioned(rows.select(*map(quoted, columns)), operator, wiring)
+            return _mapped(rows, _relay(node, wiring), output_struct(operator, output))
         case OutputNode(parent, name):
             return selected(_frame(parent, wiring, known), name)
 
@@ -305,6 +320,14 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
+def _mapped(rows: DataFrame, function: ArrowFunction, schema: StructType | str) -> DataFrame:
+    """`mapInArrow` for columns of any name: PySpark itself looks its columns up by their names without quotes."""
+    names = rows.columns
+    if not any("." in name or "`" in name for name in names):
+        return rows.mapInArrow(function, schema)
+    return rows.toDF(*(f"c{at}" for at in range(len(names)))).mapInArrow(Renamed(function, tuple(names)), schema)
+
+
 def _nothing(batches: Any) -> Any:
     return iter(())
 
@@ -313,13 +336,14 @@ def _partitioned(rows: DataFrame, operator: Operator, wiring: Wiring, *, marked:
     """Adds its key group to every row, and shuffles the rows to the partition of the subtask that owns the group."""
     from pyspark.sql import functions as F
 
-    group = F.pmod(F.xxhash64(*operator.key_columns), F.lit(wiring.max_parallelism)).cast("int")
+    keys = [quoted(name) for name in operator.key_columns]
+    group = F.pmod(F.xxhash64(*keys), F.lit(wiring.max_parallelism)).cast("int")
     subtask = F.expr(f"cast(`{KEY_GROUP_COLUMN}` * {wiring.parallelism} div {wiring.max_parallelism} as int)")
     keyed = rows.withColumn(KEY_GROUP_COLUMN, group).withColumn(SUBTASK_COLUMN, subtask)
     if marked and operator.time_mode != "none":
         keyed = keyed.unionByName(_marks(keyed, wiring.parallelism))
     keyed = keyed.repartitionById(wiring.parallelism, F.col(SUBTASK_COLUMN))
-    return keyed.sortWithinPartitions(*operator.key_columns) if operator.sorted_input else keyed
+    return keyed.sortWithinPartitions(*keys) if operator.sorted_input else keyed
 
 
 def _marks(keyed: DataFrame, parallelism: int) -> DataFrame:

@@ -1,4 +1,4 @@
-"""What a process of a run asks of the operating system when it starts: privacy of its files, and enough descriptors."""
+"""What a process of a run sets up when it starts: private files, enough descriptors, and how Arrow groups rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ _PRIVATE_UMASK = 0o077
 def set_up_process() -> None:
     """Makes what this process writes readable for its user alone, and raises its limit of open files.
 
+    Rows that come over the network may lie anywhere in a buffer. Arrow copies such buffers before it groups rows by
+    them. By default it takes them as they are, and writes a warning to the log.
+
     For task managers and slots. The driver is the user's own process, and keeps its umask.
     """
     os.umask(_PRIVATE_UMASK)
+    os.environ.setdefault("ACERO_ALIGNMENT_HANDLING", "reallocate")
     raise_descriptor_limit()
 
 

@@ -25,7 +25,7 @@ from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.batch.segment import Chunk, Segment, SegmentHeader, write_segment
-from strandline.state.handles.query import encode_key, read_state
+from strandline.state.handles.query import answer_of_owner, encode_key, read_state
 
 log = logging.getLogger(__name__)
 
@@ -317,12 +317,10 @@ class OperatorSlot:
         schema = StructType([self.operator.input_struct[name] for name in names])
         spec, now = self._spec, int(time.time() * 1000)
         rest = encode_key(schema, key, 0)[2:]
-        found: Any = None
-        for group in spec.key_groups:
-            found = read_state(self._backend, described[state], group.to_bytes(2, "big") + rest, now)
-            if found not in (None, [], {}):
-                break
-        return found
+        return answer_of_owner(
+            read_state(self._backend, described[state], group.to_bytes(2, "big") + rest, now)
+            for group in spec.key_groups
+        )
 
     def figures(self) -> OperatorFigures:
         """Rows worked on by this incarnation, and what its state takes up."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -58,6 +58,12 @@ def read_state(backend: StateBackend, state: StateDescriptor, key: bytes, now_ms
             return {_hashable(key_codec.decode(at[len(stored) :])): codec.decode(data) for at, data in entries}
         case _:
             raise StrandlineError(f"{where} is of kind {state.kind}, which cannot be read for one key")
+
+
+def answer_of_owner(answers: Iterable[Any]) -> Any:
+    """What the owner of a key answered, if everybody was asked: the others know no value, or an empty list or map."""
+    known = [answer for answer in answers if answer is not None]
+    return next((answer for answer in known if answer not in ([], {})), known[0] if known else None)
 
 
 def read_timers(backend: StateBackend, key: bytes) -> list[int]:

@@ -165,3 +165,9 @@ def test_a_url_with_a_password_is_refused_and_the_password_not_shown() -> None:
     with pytest.raises(ConfigError, match="holds a password") as raised:
         open_storage("s3://me:hunter2@bucket/x")
     assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket/state", "hdfs:/state", "shelf:/state"])
+def test_a_url_with_one_slash_is_refused_before_its_path_is_misread(url: str) -> None:
+    with pytest.raises(ConfigError, match="two slashes"):
+        open_storage(url)

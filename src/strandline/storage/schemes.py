@@ -53,6 +53,8 @@ def _open(url: str, options: Mapping[str, str] | None) -> Storage:
     scheme = _scheme(url)
     if scheme == "file":
         return LocalStorage(url)
+    if not re.match(r"[^:]+://", url):
+        raise ConfigError(f"the storage {url!r} is refused: after {scheme}: come two slashes, as in {scheme}://place")
     if scheme in OBJECT_STORE_SCHEMES:
         return ObjectStorage(url, options)
     if scheme in HDFS_SCHEMES:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         NotFoundError,
         SchemaError,
         SegmentsLostError,
+        SinkError,
         SinkFilesMissingError,
         SlotLostError,
         StaleAttemptError,
@@ -123,6 +124,7 @@ __all__ = [
     "SegmentsLostError",
     "SessionWindow",
     "Sink",
+    "SinkError",
     "SinkFilesMissingError",
     "SlidingWindow",
     "SlotLostError",
@@ -164,7 +166,7 @@ _NAMES = {
     "strandline.errors": "AlreadyExistsError AuthenticationError CheckpointError CheckpointNotFoundError "
     "ConfigError DamagedFileError DirectoryNotOursError FencedError "
     "IncompatibleCheckpointError JobDefinitionError JobFailedError MetadataError "
-    "NewerFormatError NotFoundError SchemaError SegmentsLostError SinkFilesMissingError "
+    "NewerFormatError NotFoundError SchemaError SegmentsLostError SinkError SinkFilesMissingError "
     "SlotLostError StaleAttemptError StorageError StorageFullError StorageRefusedError StrandlineError "
     "UnknownOptionError UnknownOutcomeError UnsafeFolderError UserCodeError",
     "strandline.job.job": "Job",

@@ -41,6 +41,10 @@ class UserCodeError(StrandlineError):
     """User code raised an exception; the message holds its traceback, the key and the batch."""
 
 
+class SinkError(StrandlineError):
+    """The function of a `ForeachBatchSink` failed for a reason that may pass; the run restarts, as its options say."""
+
+
 # --- durable storage -----------------------------------------------------------------------------
 
 

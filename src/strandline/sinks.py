@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+VERSION_COLUMNS = ("_batch", "_position")
+"""The columns that `ParquetSink.version_columns` adds to every row."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParquetSink:
     """Writes rows exactly once into a folder of Parquet files that any reader can read.
@@ -22,6 +26,15 @@ class ParquetSink:
     earlier output of this job, and no other job may write there; else `Job.start` raises `DirectoryNotOursError`."""
     compression: Literal["snappy", "zstd", "lz4", "gzip", "none"] = "snappy"
     """The compression inside the Parquet files."""
+    version_columns: bool = False
+    """Adds the columns `_batch` and `_position` (both `long`) to every row, so that a reader can tell which row of a
+    key is the newest: the one with the greatest `_batch`, and among those the greatest `_position`. The rows of one key
+    come from one subtask, and their positions have the order in which the step emitted them."""
+
+    @property
+    def added_columns(self) -> tuple[str, ...]:
+        """The columns that the files have and the stream has not."""
+        return VERSION_COLUMNS if self.version_columns else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +43,13 @@ class ForeachBatchSink:
 
     A batch may come again. After a retry it has the same id and the same rows. After a restore it has a new id, and the
     rows may be grouped into other batches. The function may evaluate `rows` once, several times, in part or not at all:
-    every evaluation gives the same rows, and the state advances once. An exception of the function ends the run with
-    `UserCodeError`.
+    every evaluation gives the same rows, and the state advances once.
+
+    If the function raises an exception, the restart strategy of the job decides, and the error is a `SinkError`. Some
+    exceptions would come again and end the run at once: `PermissionError` as a `StorageRefusedError`; as a
+    `UserCodeError` those that say that the code is wrong (`AssertionError`, `AttributeError`, `ImportError`,
+    `LookupError`, `NameError`, `NotImplementedError`, `SyntaxError`, `TypeError`, `SystemExit`, and Spark's
+    `AnalysisException`).
     """
 
     function: Callable[[DataFrame, int], None]

@@ -195,21 +195,7 @@ def test_errors_of_user_code_say_what_and_where_and_the_checkpoint_stays_usable(
     assert place.rows() == running_sums([good[0], [("bad", -1)], good[1]])
 
 
-def test_a_sink_function_that_raises_fails_the_run_with_its_traceback(place: Place, runs: list[sl.JobRun]) -> None:
-    def broken(rows: Any, batch_id: int) -> None:
-        raise RuntimeError("no such table")
-
-    place.write(batches(1)[0])
-    job = place.job()
-    job.source(place.source()).key_by("user").aggregate(n=sl.count()).sink(sl.ForeachBatchSink(broken))
-    run = job.start()
-    runs.append(run)
-    with pytest.raises(UserCodeError, match="no such table"):
-        run.await_termination(timeout=60)
-
-
-def test_restarts_are_bounded(place: Place, runs: list[sl.JobRun]) -> None:
-    """A failure that does not go away: the checkpoint folder cannot be written any more."""
+def test_a_checkpoint_folder_that_cannot_be_made_any_more_ends_the_run(place: Place, runs: list[sl.JobRun]) -> None:
     data = batches(2)
     place.write(data[0])
     run = place.sums(restart_attempts=2, restart_strategy="fixed-delay").start()

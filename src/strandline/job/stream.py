@@ -158,6 +158,12 @@ class Stream:
             if is_local(sink.path):
                 # The driver, every task and the next start must know the folder by one name.
                 sink = replace(sink, path=os.path.abspath(place.url))
+            taken = set(sink.added_columns) & set(self.schema.names)
+            if taken:
+                raise JobDefinitionError(
+                    f"job {self._job.name!r}: version_columns=True would add a second column {min(taken)!r} to the "
+                    f"rows in {sink.path!r}; rename that of the stream in a transform"
+                )
         paths = {known.path for _node, known in self._job._graph.sinks if isinstance(known, ParquetSink)}
         if isinstance(sink, ParquetSink) and sink.path in paths:
             raise JobDefinitionError(

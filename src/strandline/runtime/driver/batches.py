@@ -11,11 +11,10 @@ import logging
 import re
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -24,14 +23,17 @@ from strandline.checkpoint.metadata import SinkFile
 from strandline.errors import (
     SchemaError,
     SegmentsLostError,
+    SinkError,
     SlotLostError,
     StorageFullError,
+    StorageRefusedError,
     StrandlineError,
     UserCodeError,
 )
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import JOB_GROUP, Cluster
+from strandline.runtime.driver.sink_failures import function_failure, is_spark_failure, lasting_failure_in_task
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.messages import BatchTime, batch_id
 from strandline.runtime.protocol.slot_calls import NextTimers, PrepareEmpty
@@ -48,7 +50,7 @@ Made = TypeVar("Made")
 MAX_ROUNDS = 8
 LOOK_EVERY = 0.1
 """Seconds between two looks at the cluster, while somebody waits for a batch to end."""
-FATAL = (UserCodeError, SchemaError, StorageFullError)
+FATAL = (UserCodeError, SchemaError, StorageFullError, StorageRefusedError)
 """Errors that would occur again for the same batch: neither the batch nor the run is repeated."""
 
 
@@ -189,9 +191,13 @@ class BatchFunction:
             if self._checkpoint_every_batch:
                 self._checkpoints.cover(self.recover)
         except Exception as error:
+            if self._ending.is_set():
+                # The query is being stopped, and does not care how the batch ends. Py4J would print a traceback.
+                self._gate.wait()
+                return
             if isinstance(error, StrandlineError):
                 self.failure = error
-            elif not self._ending.is_set():
+            else:
                 log.exception("job %s: batch %d failed", self._cluster.run.job, spark_batch)
                 self.failure = StrandlineError(f"batch {spark_batch}: {type(error).__name__}: {error}")
             # The error is in `failure`, and Spark gets only a short text. Spark parses it with a regular expression. A
@@ -261,7 +267,7 @@ class BatchFunction:
                 if self._ending.is_set():
                     raise
                 cause = self._cause(error, round_)
-                if isinstance(cause, FATAL) or round_.number >= MAX_ROUNDS - 1:
+                if isinstance(cause, (*FATAL, SinkError)) or round_.number >= MAX_ROUNDS - 1:
                     raise cause from error
                 log.warning(
                     "job %s, batch %d: round %d failed, and a new round begins: %s",
@@ -337,12 +343,9 @@ class BatchFunction:
             try:
                 function(selected, batch)
             except (Exception, SystemExit) as error:  # `sys.exit` would end Spark's callback thread and hang the query
-                if _is_spark_failure(error):
+                if is_spark_failure(error):
                     raise
-                text = "".join(traceback.format_exception(error.__cause__ or error))
-                raise UserCodeError(
-                    f"job {self._cluster.run.job}, batch {batch}: the function of a ForeachBatchSink raised:\n{text}"
-                ) from error
+                raise function_failure(f"job {self._cluster.run.job}, batch {batch}", error) from error
         return files
 
     def _prepare_all(self, rows: DataFrame, round_: Round, when: BatchTime) -> None:
@@ -401,7 +404,8 @@ class BatchFunction:
             failed = status.failure
             if failed is not None and (failed.batch, failed.round) == (round_.batch, round_.number):
                 return failed.failure.error()
-        return error_in_task(str(error)) or StrandlineError(f"batch {round_.batch}: {error}")
+        where, text = f"job {self._cluster.run.job}, batch {round_.batch}", str(error)
+        return error_in_task(text) or lasting_failure_in_task(where, text) or StrandlineError(f"{where}: {text}")
 
 
 _RAISED = re.compile(r"^strandline\.errors\.(\w+): (.*?)(?=^\S*\n?\tat |\Z)", re.MULTILINE | re.DOTALL)
@@ -413,13 +417,3 @@ def error_in_task(text: str) -> StrandlineError | None:
     if found is None:
         return None
     return Failure(found[1], found[2].strip()).error()
-
-
-def _is_spark_failure(error: Any) -> bool:
-    """Whether a Spark action failed, which may succeed in a new round, and not the user's own code."""
-    # Private Spark API: PySpark converts only some exceptions of the JVM. It raises the others as errors of Py4J, its
-    # bridge to the JVM.
-    from py4j.protocol import Py4JError
-    from pyspark.errors import AnalysisException, PySparkException
-
-    return isinstance(error, (PySparkException, Py4JError)) and not isinstance(error, AnalysisException)

@@ -11,6 +11,8 @@ watermark is public only in the progress of a query, which Spark reports after t
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -187,3 +189,11 @@ class _TickReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
         return iter(())
+
+    def stop(self) -> None:
+        """Ends the process of the reader when the query has closed its connection.
+
+        PySpark would report the end of the connection over that very connection, and print a BrokenPipeError.
+        """
+        if isinstance(sys.exception(), EOFError):
+            os._exit(0)

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from strandline.checkpoint.batch import BatchProtocol
@@ -31,8 +32,10 @@ from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.plan import Graph, Wiring
 from strandline.runtime.driver.query_settings import query_settings
 from strandline.runtime.driver.recoveries import Began, Recovery, slot_recovery
+from strandline.runtime.driver.restore.empty_output import make_readable
 from strandline.runtime.driver.restore.position import capture, seed, with_watermark
 from strandline.runtime.driver.restore.registry_recovery import recover_registry
+from strandline.runtime.driver.restore.retries import Retries
 from strandline.runtime.driver.restore.source_logs import SourceLogs, uploader, with_logs
 from strandline.runtime.driver.restore.takeover import Claim, Restore, Wanted, take_over
 from strandline.runtime.driver.rocksdb_factory import pickle_factory
@@ -168,9 +171,19 @@ class _Opening:
         claim = take_over(
             self._storage, info.storage, self._wanted, self._after, run=info.run_id, on_won=self._run.on_claim
         )
+        self._make_outputs_readable()
         start = f"checkpoint {claim.restored.checkpoint_id}" if claim.restored else "the start"
         log.info("job %s: generation %d from %s", self._run.job, claim.generation, start)
         return _Claimed(claim, self._coordinator(claim))
+
+    def _make_outputs_readable(self) -> None:
+        retries = Retries()
+        for path, columns in self._run.graph.written_columns().items():
+            storage = self._wanted.sinks[path]
+            retries.call(
+                f"job {self._run.job}: the columns of {storage.url}",
+                partial(make_readable, storage, self._run.job, columns),
+            )
 
     def _check_fencing(self) -> None:
         """Refuse a storage in which two drivers could both win."""

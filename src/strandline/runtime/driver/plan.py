@@ -17,13 +17,14 @@ import pyarrow as pa
 from strandline.errors import JobDefinitionError
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN, Operator
 from strandline.operators.columns.names import quoted
+from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.columns.time_columns import in_all
 from strandline.runtime.driver.batches import Outlets
 from strandline.runtime.driver.clock import tick_rows
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.side_outputs import output_struct, selected
 from strandline.runtime.protocol.tls import Tls
-from strandline.runtime.task.parquet_writer import MANIFEST, ParquetWriter
+from strandline.runtime.task.parquet_writer import MANIFEST, ParquetWriter, version_fields
 from strandline.runtime.task.relay import Relay
 from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
 
@@ -117,7 +118,10 @@ class Graph:
         frames: dict[int, DataFrame] = {}
         manifests = [
             self._written(
-                node, ParquetWriter(wiring.job, sink.path, wiring.storage_options, sink.compression), wiring, frames
+                node,
+                ParquetWriter(wiring.job, sink.path, wiring.storage_options, sink.compression, sink.added_columns),
+                wiring,
+                frames,
             )
             for node, sink in self.sinks
             if isinstance(sink, ParquetSink)
@@ -142,6 +146,14 @@ class Graph:
             ),
         )
         return _tagged_union([manifest, *branches] if manifest is not None else branches), outlets
+
+    def written_columns(self) -> dict[str, pa.Schema]:
+        """The columns of the files of every `ParquetSink`, by the sink's path."""
+        return {
+            sink.path: pa.schema([*arrow_schema(prototype(node).schema), *version_fields(sink.added_columns)])
+            for node, sink in self.sinks
+            if isinstance(sink, ParquetSink)
+        }
 
     def source_places(self, rows: DataFrame, ticks: bool) -> tuple[int, ...]:
         """For each line of an entry in Spark's offset log, the number of the source that it belongs to.

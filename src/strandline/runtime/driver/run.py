@@ -27,6 +27,7 @@ from strandline.runtime.driver.cluster import CLOSE_PATIENCE, Cluster
 from strandline.runtime.driver.cluster_setup import absolute_location, make_cluster
 from strandline.runtime.driver.figures import RunFigures, RunProcesses, RunSummary, run_processes
 from strandline.runtime.driver.generation import LEAST_PATIENCE, Generation
+from strandline.runtime.driver.left_runs import end_at_exit
 from strandline.runtime.driver.opening import GenerationRequest, RunContext, open_generation
 from strandline.runtime.driver.plan import Graph
 from strandline.runtime.driver.recoveries import Began, Recovery, Rescaling
@@ -147,6 +148,7 @@ class Run:
             raise
         self._supervisor = threading.Thread(target=self._supervise, daemon=True, name=f"strandline-{self.name}")
         self._supervisor.start()
+        end_at_exit(self)
 
     def _open_generation(self, after_failure: StrandlineError | None = None, rescale: bool = False) -> None:
         assert self._cluster is not None
@@ -471,6 +473,16 @@ class Run:
 
         self._end_on_request(RunStatus.STOPPED, finish)
         return made[0] if made else None
+
+    def stop_quietly(self) -> None:
+        """Stop a run that the user left alone. A failure is in the log, and in `error`."""
+        with suppress(StrandlineError):
+            self.stop()
+
+    def cancel_quietly(self) -> None:
+        """Cancel a run that the user left alone, and keep its checkpoints."""
+        with suppress(StrandlineError):
+            self.cancel(keep_checkpoints=True)
 
     def _check_not_cancelled(self) -> None:
         if self._cancel_requested:

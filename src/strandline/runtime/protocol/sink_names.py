@@ -17,6 +17,15 @@ def new_final_name(job: str, batch: int) -> str:
     return f"part-{job}-{batch:020d}-{uuid.uuid4().hex}.parquet"
 
 
+EMPTY_NAME = re.compile(r"empty-(?P<job>.+)\.parquet")
+"""Matches the names that `empty_name` makes."""
+
+
+def empty_name(job: str) -> str:
+    """The name of the job's file without rows. It sorts before the names of all files with rows."""
+    return f"empty-{job}.parquet"
+
+
 def staged_name(final: str) -> str:
     """The path of the file until it is published."""
     return f"{STAGING_FOLDER}/{final}.staged"

@@ -28,6 +28,7 @@ class TaskBatch(NamedTuple):
     staging: bool
     time: BatchTime
     attempt: int
+    partition: int
 
 
 PROPERTIES = (GENERATION, BATCH, ROUND, EPOCH, STAGING, TIME)
@@ -51,4 +52,5 @@ def current_batch() -> TaskBatch:
         staging == str(True),
         msgspec.json.decode(time, type=BatchTime),
         task.taskAttemptId(),
+        task.partitionId(),
     )

@@ -21,6 +21,10 @@ _MANIFEST_ARROW = pa.schema(
 )
 
 
+_PARTITION_SHIFT = 40
+"""A position is the number of the task's partition, then that of the row in it: no two rows of a batch share one."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParquetWriter:
     """Runs in a Spark task: writes the task's rows to one staged file, and returns a manifest row instead of them."""
@@ -29,6 +33,8 @@ class ParquetWriter:
     sink: str
     options: dict[str, str] = field(repr=False)
     compression: str
+    version_columns: tuple[str, ...] = ()
+    """The names of the columns for the batch and the position of a row, if rows have them."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = current_batch()
@@ -36,6 +42,8 @@ class ParquetWriter:
             for _ in batches:
                 pass  # Spark does not reuse a worker that left input unread
             return
+        if self.version_columns:
+            batches = _with_versions(batches, self.version_columns, task.batch, task.partition)
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return
@@ -58,3 +66,20 @@ class ParquetWriter:
         yield pa.RecordBatch.from_pylist(
             [{"sink": self.sink, "staged": staged, "final": final, "rows": rows, "size": size}], _MANIFEST_ARROW
         )
+
+
+def version_fields(names: tuple[str, ...]) -> list[pa.Field]:
+    """The columns that hold the batch and the position of a row."""
+    return [pa.field(name, pa.int64()) for name in names]
+
+
+def _with_versions(
+    batches: Iterator[pa.RecordBatch], names: tuple[str, ...], batch_id: int, partition: int
+) -> Iterator[pa.RecordBatch]:
+    position = partition << _PARTITION_SHIFT
+    for batch in batches:
+        ids = pa.repeat(pa.scalar(batch_id, pa.int64()), batch.num_rows)
+        positions = pa.array(range(position, position + batch.num_rows), pa.int64())
+        schema = pa.schema([*batch.schema, *version_fields(names)])
+        yield pa.RecordBatch.from_arrays([*batch.columns, ids, positions], schema=schema)
+        position += batch.num_rows

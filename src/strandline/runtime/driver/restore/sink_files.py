@@ -27,7 +27,7 @@ from strandline.errors import (
 from strandline.runtime.driver.restore.job_log import read_metadata
 from strandline.runtime.driver.restore.retries import Retries
 from strandline.runtime.driver.restore.sink_owner import check_owner, owned_by, read_owner
-from strandline.runtime.protocol.sink_names import FINAL_NAME, STAGING_FOLDER
+from strandline.runtime.protocol.sink_names import EMPTY_NAME, FINAL_NAME, STAGING_FOLDER
 from strandline.storage import JobPaths, Storage
 
 RENAMES_AT_ONCE = 16
@@ -67,6 +67,9 @@ class _Listing:
             if match["job"] == job:
                 self.ours.append(ListedSinkFile(sink, path, int(match["batch"]), not staged))
             else:
+                self.others.add(match["job"])
+        elif match := EMPTY_NAME.fullmatch(path):
+            if match["job"] != job:
                 self.others.add(match["job"])
         elif match := _WITHDRAWN.fullmatch(path):
             self.withdrawn.append((int(match["first"]), int(match["generation"])))

@@ -1,0 +1,61 @@
+"""The file without rows: any reader can read the folder of a sink that has none yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from strandline.errors import DirectoryNotOursError
+from strandline.runtime.driver.restore.empty_output import make_readable
+from strandline.runtime.driver.restore.sink_files import check_sink, recover_sink
+from strandline.runtime.protocol.sink_names import new_final_name
+from strandline.storage import Storage, open_storage
+
+COLUMNS = pa.schema([("user", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return open_storage(str(tmp_path), private=False)
+
+
+def test_readers_find_the_columns_and_no_rows(storage: Storage, tmp_path: Path) -> None:
+    make_readable(storage, "visits", COLUMNS)
+    table = pq.read_table(tmp_path)
+    assert table.schema.equals(COLUMNS)
+    assert table.num_rows == 0
+    with duckdb.connect() as database:
+        found = database.execute(f"select * from read_parquet('{tmp_path}/*.parquet')")
+        assert found.fetchall() == []
+
+
+def test_it_changes_with_the_columns_and_else_not_at_all(storage: Storage, tmp_path: Path) -> None:
+    make_readable(storage, "visits", COLUMNS)
+    (file,) = tmp_path.iterdir()
+    before = file.stat().st_ino
+    make_readable(storage, "visits", COLUMNS)
+    assert file.stat().st_ino == before
+    wider = COLUMNS.append(pa.field("s", pa.float64()))
+    make_readable(storage, "visits", wider)
+    assert pq.read_schema(file).equals(wider)
+    file.write_bytes(b"damaged")
+    make_readable(storage, "visits", wider)
+    assert [one.name for one in tmp_path.iterdir()] == [file.name]
+    assert pq.read_schema(file).equals(wider)
+
+
+def test_it_is_neither_output_nor_foreign_and_comes_before_all_files(storage: Storage, tmp_path: Path) -> None:
+    make_readable(storage, "visits", COLUMNS)
+    (file,) = tmp_path.iterdir()
+    sink = str(tmp_path)
+    # The job died before its first checkpoint, and starts again.
+    assert check_sink(storage, sink, "visits", None) == 0
+    recover_sink(storage, sink, "visits", None, 2, lambda: None)
+    assert file.exists()
+    assert file.name < new_final_name("visits", 0)
+    with pytest.raises(DirectoryNotOursError, match="holds the output of job 'visits'"):
+        check_sink(storage, sink, "orders", None)

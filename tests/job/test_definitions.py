@@ -151,6 +151,28 @@ def test_a_wrong_time_mode_is_named_as_the_user_wrote_it(call: Callable[[Any], A
         call(keyed())
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda k: k.deduplicate(ttl="expires"), r"^operator 'deduplicate-0': ttl='expires' is no duration; write one"),
+        (lambda k: k.deduplicate(ttl="3 moons"), r"ttl='3 moons' is no duration \(unknown unit 'moons'\); write one"),
+        (lambda k: k.window(sl.tumbling("1m"), allowed_lateness="some"), r"^allowed_lateness='some' is no duration; "),
+        (lambda k: sl.tumbling("soon"), r"^size='soon' of a window is no duration; write one such as '10s'"),
+        (lambda k: k.join(k, within="expires"), r"^operator 'join-0': within='expires' is no duration; write one"),
+        (lambda k: k.join(k, within=("-expires", 0)), r"within='expires' is no duration; write one"),
+        (lambda k: k.join(k, within=(None, "1h")), r"within=None is no duration; write one"),
+        (lambda k: k.join(k, within=("1h",)), r"must have two bounds, such as within=\('0s', '1h'\)$"),
+        (
+            lambda k: k.process(Keyed(), OUTPUT, output_time="n", output_delay="long"),
+            r"output_delay='long' is no duration; write one such as '10s', '5 min' or '1h'$",
+        ),
+    ],
+)
+def test_what_is_no_duration_is_named_with_an_example(call: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(JobDefinitionError, match=message):
+        call(keyed())
+
+
 def test_an_output_schema_that_cannot_be_read_names_the_step_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_ddl: str) -> None:
         raise ValueError(

@@ -28,6 +28,11 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
+def window(start: float, end: float) -> tuple[datetime, datetime, datetime]:
+    """The columns of a window in an output row."""
+    return at(start), at(end), at(end) - timedelta(microseconds=1)
+
+
 class Clicks:
     """Clicks of users, (user, second, x), written file by file."""
 
@@ -98,7 +103,7 @@ def test_windows_close_by_the_watermark_and_late_rows_go_aside(clicks: Clicks, r
     clicks.write([("a", 3, 4), ("a", 16, 8)])
     run.process_all_available()
     # The watermark is at 11: the rows of this batch were in time, and it closed their window without another row.
-    first = [("a", at(0), at(10), 2, 5), ("b", at(0), at(10), 1, 10)]
+    first = [("a", *window(0, 10), 2, 5), ("b", *window(0, 10), 1, 10)]
     assert clicks.rows() == first
     clicks.write([("b", 4, 99), ("b", 13, 1)])
     run.process_all_available()
@@ -113,7 +118,7 @@ def test_windows_close_by_the_watermark_and_late_rows_go_aside(clicks: Clicks, r
     clicks.write([("z", 40, 0)])
     run.process_all_available()
     assert clicks.rows() == sorted(
-        [*first, ("a", at(10), at(20), 2, 10), ("b", at(10), at(20), 1, 1), ("c", at(10), at(20), 1, 5)], key=repr
+        [*first, ("a", *window(10, 20), 2, 10), ("b", *window(10, 20), 1, 1), ("c", *window(10, 20), 1, 5)], key=repr
     )
 
 
@@ -303,4 +308,4 @@ def test_a_drained_source_closes_what_its_last_rows_made_due(clicks: Clicks) -> 
     run = job.start(available_now=True)
     assert run.await_termination(timeout=120)
     assert run.status == "finished"
-    assert clicks.rows() == [("a", at(0), at(10), 1)]
+    assert clicks.rows() == [("a", *window(0, 10), 1)]

@@ -246,9 +246,14 @@ def _joined(how: str) -> str:
         on l.user = r.user and rts between ts - interval 3 seconds and ts + interval 5 seconds"""
 
 
+def window_time(window: str) -> str:
+    """The time of a window. Spark's own function of this name works only on the columns of its own windows."""
+    return f"{window}.end - interval 1 microsecond as window_time"
+
+
 def _windows(window: str) -> str:
     return f"""
-        select user, w.start as window_start, w.end as window_end, {EXPRESSIONS}
+        select user, w.start as window_start, w.end as window_end, {window_time("w")}, {EXPRESSIONS}
         from (select *, {window} as w from events) group by user, w"""
 
 
@@ -276,13 +281,14 @@ STEPS: dict[str, tuple[Callable[[sl.Stream], sl.Stream], str]] = {
     ),
     "session": (
         lambda events: events.key_by("user").window(sl.session("2s")).aggregate(**COMPUTED),
-        f"""select user, session_window.start as window_start, session_window.end as window_end, {EXPRESSIONS}
+        f"""select user, session_window.start as window_start, session_window.end as window_end,
+            {window_time("session_window")}, {EXPRESSIONS}
             from events group by user, session_window(ts, '2 seconds')""",
     ),
     "update": (
         lambda events: events.key_by("user").window(sl.tumbling("10s"), emit="update").aggregate(**COMPUTED),
         f"""with cut as (select *, window(ts, '10 seconds') as w from events)
-            select t.user, t.w.start as window_start, t.w.end as window_end, {EXPRESSIONS}
+            select t.user, t.w.start as window_start, t.w.end as window_end, {window_time("t.w")}, {EXPRESSIONS}
             from (select distinct user, w, file as until from cut) t
             join (select user as u, w as v, * except (user, w) from cut) on u <=> t.user and v = t.w and file <= until
             group by t.user, t.w, until""",

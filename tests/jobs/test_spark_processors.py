@@ -98,5 +98,5 @@ def test_what_does_not_fit_is_refused_when_the_job_is_built(place: Place) -> Non
         keyed.process(SumRows(), OUTPUT, rows="arrow")
     with pytest.raises(JobDefinitionError, match="initial_state must be a batch DataFrame with the key columns user"):
         keyed.process(SumRows(), OUTPUT, initial_state=place.spark.range(3))
-    with pytest.raises(JobDefinitionError, match="late= and side_outputs= are for a KeyedProcessor"):
-        keyed.process(SumRows(), OUTPUT, late="keep")
+    with pytest.raises(JobDefinitionError, match="side_outputs= is for a KeyedProcessor"):
+        keyed.process(SumRows(), OUTPUT, side_outputs={"more": "x long"})

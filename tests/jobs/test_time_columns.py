@@ -61,18 +61,21 @@ def test_a_selected_or_renamed_column_stays_event_time_and_a_computed_one_does_n
 def test_the_rows_of_windows_carry_event_time(sources: Sources) -> None:
     keyed = sources.stream().key_by("user")
     tumbling = keyed.window(sl.tumbling("10m"), allowed_lateness="1m").aggregate(n=sl.count())
-    assert times(tumbling) == ("window_end", {"window_start": 11 * MINUTE, "window_end": MINUTE})
+    assert times(tumbling) == (
+        "window_time",
+        {"window_start": 11 * MINUTE, "window_end": MINUTE, "window_time": MINUTE},
+    )
     sliding = keyed.window(sl.sliding("10m", "5m")).aggregate(n=sl.count())
-    assert times(sliding) == ("window_end", {"window_start": 10 * MINUTE, "window_end": 0})
+    assert times(sliding) == ("window_time", {"window_start": 10 * MINUTE, "window_end": 0, "window_time": 0})
     sessions = keyed.window(sl.session("10m")).aggregate(n=sl.count())
-    assert times(sessions) == ("window_end", {"window_end": 0})
+    assert times(sessions) == ("window_time", {"window_end": 0, "window_time": 0})
 
 
 def test_the_start_of_a_session_is_refused_as_event_time_also_under_another_name(sources: Sources) -> None:
     sessions = sources.stream().key_by("user").window(sl.session("10m")).aggregate(n=sl.count())
     renamed = sessions.transform(lambda rows: rows.withColumnRenamed("window_start", "began"))
     with pytest.raises(
-        JobDefinitionError, match=r"time='began': 'began' cannot be event time: a session .* use window_end"
+        JobDefinitionError, match=r"time='began': 'began' cannot be event time: a session .* use window_time"
     ):
         renamed.key_by("user").deduplicate(within="1h", time="began")
 
@@ -95,10 +98,10 @@ def test_deduplication_keeps_time_columns_and_their_distance_from_the_column_tha
     windows = sources.stream().key_by("user").window(sl.tumbling("10m"), allowed_lateness="1m").aggregate(n=sl.count())
     by_user = windows.key_by("user")
     assert times(by_user.deduplicate()) == times(windows)
-    by_end = by_user.deduplicate(within="1h")
-    assert times(by_end) == ("window_end", {"window_start": 10 * MINUTE, "window_end": 0})
+    by_time = by_user.deduplicate(within="1h")
+    assert times(by_time) == ("window_time", {"window_start": 10 * MINUTE, "window_end": 0, "window_time": 0})
     by_start = by_user.deduplicate(within="1h", time="window_start")
-    assert times(by_start) == ("window_end", {"window_start": 0, "window_end": 0})
+    assert times(by_start) == ("window_time", {"window_start": 0, "window_end": 0, "window_time": 0})
 
 
 def test_a_key_column_of_an_aggregate_stays_event_time(sources: Sources) -> None:
@@ -126,6 +129,17 @@ def test_a_union_is_as_far_behind_as_the_furthest_of_its_streams(sources: Source
     assert times(source.union(unknown)) == times(unknown.union(source)) == (None, {})
 
 
+def test_a_union_of_columns_with_different_types_is_refused(sources: Sources) -> None:
+    source = sources.stream()
+    texts = source.transform(lambda rows: rows.withColumn("x", F.col("x").cast("string")))
+    with pytest.raises(
+        JobDefinitionError, match=r"the column 'x' is bigint in one and string in the other; cast it in a transform"
+    ):
+        source.union(source, texts)
+    nullable = source.transform(lambda rows: rows.withColumn("x", F.lit(1).cast("long")))
+    assert source.union(nullable).schema.names == ["user", "ts", "x"]
+
+
 def test_a_computed_column_may_be_as_far_behind_as_what_it_is_computed_from(sources: Sources) -> None:
     orders, payments = sources.stream().key_by("user"), sources.stream("y", "paid").key_by("user")
     both = orders.join(payments, "full", within=("-1m", "10m"))
@@ -148,6 +162,9 @@ def test_every_step_with_a_clock_takes_the_name_of_its_time_column(sources: Sour
     for step in steps:
         with pytest.raises(JobDefinitionError, match=r"no event time column. Name the column with time="):
             step()
+    frame = sources.spark.readStream.schema("ts timestamp").parquet(str(sources.root))
+    with pytest.raises(JobDefinitionError, match=r"watermark_delay='soon' is no duration; write one such as '10s'"):
+        sources.job.source(frame, event_time="ts", watermark_delay="soon")
     with pytest.raises(JobDefinitionError, match=r"Name the column with left_time="):
         keyed.join(sources.stream("y").key_by("user"), within="1m")
     with pytest.raises(JobDefinitionError, match=r"time='x': the time column 'x' is of type bigint"):

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from strandline.operators.base import BatchInfo, Operator, SubtaskInfo
+from strandline.operators.base import BatchInfo, Operator, SideRows, SubtaskInfo
+from strandline.operators.columns.schemas import arrow_schema
 from strandline.state.batch.changes import ChangeSet
-from tests.operators.mini_slot import MiniSlot, checked_rows
+from tests.operators.mini_slot import MiniSlot, checked_rows, checked_times
 
 INFO = SubtaskInfo("job", "step", 0, 1, 128)
 
@@ -21,6 +22,8 @@ class ClockedSlot(MiniSlot):
         self._sent = pickle.dumps(operator)
         super().__init__(operator, spill)
         self.late: int | None = None
+        self.sides: dict[str, list[tuple[Any, ...]]] = {}
+        """The rows that the last batch sent to each side output."""
         self.memory = 1 << 20
         self.reopen()
 
@@ -41,7 +44,13 @@ class ClockedSlot(MiniSlot):
         changes = ChangeSet(self.backend, self.memory, self._spill)
         batch = BatchInfo(self.batch_id, now, watermark, self.late)
         made: list[tuple[Any, ...]] = []
+        self.sides = {name: [] for name in self.operator.side_outputs}
         for out in self.operator.run(self.batches(rows, cuts), changes, batch):
+            if isinstance(out, SideRows):
+                assert out.rows.schema.equals(arrow_schema(self.operator.side_outputs[out.name]))
+                self.sides[out.name] += (tuple(row.values()) for row in out.rows.to_pylist())
+                continue
+            checked_times(self.operator, out, self.late)
             made += checked_rows(self.operator, out)
         if commit:
             for keys, values in changes.chunks():

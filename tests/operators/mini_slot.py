@@ -24,6 +24,13 @@ def checked_rows(operator: Operator, out: pa.RecordBatch) -> list[tuple[Any, ...
     return [tuple(row.values()) for row in out.to_pylist()]
 
 
+def checked_times(operator: Operator, out: pa.RecordBatch, late_ms: int | None) -> None:
+    """Checks that no row of the output is late for a next step, whatever time column that step reads."""
+    for column, lag in operator.time_columns.items():
+        times = out.column(column).cast(pa.int64()).drop_null().to_pylist()
+        assert late_ms is None or all(time > 1000 * (late_ms - lag) for time in times)
+
+
 class MiniSlot:
     """Runs batches of one operator and commits them."""
 

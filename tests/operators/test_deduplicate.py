@@ -45,7 +45,8 @@ def test_what_passes_follows_a_plain_model(slot: Make, data: st.DataObject) -> N
     limits = DeduplicateLimits()
     if data.draw(st.booleans(), "small limits"):
         limits = DeduplicateLimits(gather_rows=2, least_cleaned=1, read_keys=2)
-    mini = slot(DeduplicateOperator("d", ["k", "j"], INPUT, ttl, "t" if by_event else None, limits))
+    word = data.draw(st.sampled_from(["drop", "late"])) if by_event else "drop"
+    mini = slot(DeduplicateOperator("d", ["k", "j"], INPUT, ttl, "t" if by_event else None, limits, word))
     until: dict[Any, int | None] = {}
     now, watermark, number = 0, None, 0
     for _ in range(data.draw(st.integers(1, 6))):
@@ -60,10 +61,10 @@ def test_what_passes_follows_a_plain_model(slot: Make, data: st.DataObject) -> N
             number += 1
             rows.append((*key, at(time), number))
         known = {key: end for key, end in until.items() if by_event or end is None or end > now}
-        expected, late = [], 0
+        expected, late = [], []
         for row, (key, time) in zip(rows, drawn, strict=True):
             if by_event and (time is None or (mini.late is not None and time <= mini.late)):
-                late += 1
+                late.append(row)
                 continue
             moment = ceil(time) if by_event and time is not None else now
             if key not in known or (by_event and moment > (known[key] or 0)):
@@ -71,7 +72,8 @@ def test_what_passes_follows_a_plain_model(slot: Make, data: st.DataObject) -> N
                 expected.append(row)
         commit = data.draw(st.booleans(), "commit")
         assert mini.at(rows, later, now, commit, data.draw(st.lists(st.integers(0, 12), max_size=3))) == expected
-        assert mini.operator.late_rows == late
+        assert mini.operator.late_rows == len(late)
+        assert mini.sides == ({"late": late} if word == "late" else {})
         if commit:
             until, watermark = known, later
         if data.draw(st.booleans(), "restart"):
@@ -151,3 +153,16 @@ def test_wrong_arguments_are_refused_when_the_job_is_built(keys: Any, ttl: Any, 
     with pytest.raises(JobDefinitionError, match=told) as caught:
         DeduplicateOperator("once", keys, INPUT, ttl, time)
     assert "operator 'once'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("late", "time", "told"),
+    [
+        ("keep", "t", "late='keep' is not possible here: the key of a late row may be forgotten"),
+        ("aside", None, "late='aside' needs within=: only by event time are rows late"),
+        ("", "t", "late='' is not valid; use 'drop' or the name of a side output"),
+    ],
+)
+def test_a_wrong_word_for_late_rows_is_refused(late: str, time: str | None, told: str) -> None:
+    with pytest.raises(JobDefinitionError, match=f"^operator 'once': {told}"):
+        DeduplicateOperator("once", ["k"], INPUT, 5, time, late=late)

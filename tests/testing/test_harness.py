@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -101,6 +101,74 @@ def test_the_harness_says_what_is_wrong_with_a_question() -> None:
         h.advance_watermark(10)
         with pytest.raises(StrandlineError, match="a watermark never goes back: it is at 10"):
             h.advance_watermark(9)
+
+
+def test_time_never_goes_back() -> None:
+    with visits() as h:
+        h.advance_processing_time("10s")
+        with pytest.raises(StrandlineError, match="processing time never goes back: it is at 10000 and cannot move to"):
+            h.advance_processing_time(-1)
+        with pytest.raises(StrandlineError, match="processing time never goes back"):
+            h.processing_time_ms = 9_999
+        h.watermark_ms = 10
+        with pytest.raises(StrandlineError, match="a watermark never goes back: it is at 10 and cannot move to None"):
+            h.watermark_ms = None
+
+
+class Shopping(KeyedProcessor):
+    """Has a state of every kind, and shows what is in them."""
+
+    def open(self, context: Any) -> None:
+        self.last = context.value_state("last", "item string, n long", ttl="10s")
+        self.items = context.list_state("items", "string")
+        self.prices = context.map_state("prices", "string", "double")
+        self.most = context.reducing_state("most", "long", max)
+        self.mean = context.aggregating_state(
+            "mean", "n long, s long", create=lambda: (0, 0), add=lambda a, v: (a[0] + 1, a[1] + v), result=tuple
+        )
+
+    def process(self, key: Any, rows: Iterator[Any], context: Any) -> Iterator[Any]:
+        states = self.last.get(), list(self.items.get()), dict(self.prices.items()), self.most.get(), self.mean.get()
+        yield (*key, str(states))
+
+
+def test_a_test_can_set_and_delete_state() -> None:
+    contents = {"last": ("tea", 2), "items": ["tea", "milk"], "prices": {"tea": 3.5}, "most": 7, "mean": (2, 10)}
+    arguments: Any = {"input_schema": "user string", "key": "user", "output_schema": "user string, found string"}
+    with ProcessorHarness(Shopping(), **arguments) as h:
+        for name, content in contents.items():
+            h.set_state(name, "ann", content)
+            h.set_state(name, "ann", content)  # replaces it: a list does not have its values twice
+            assert h.state(name, "ann") == content
+        nothing = "(None, [], {}, None, None)"
+        assert h.process([("ann",), ("bob",)]) == [("ann", str(tuple(contents.values()))), ("bob", nothing)]
+        h.restart()
+        h.advance_processing_time("10s")
+        assert h.process([("ann",)]) == [("ann", str((None, *list(contents.values())[1:])))]  # its time to live is over
+        for name in contents:
+            h.delete_state(name, "ann")
+        assert h.process([("ann",)]) == [("ann", nothing)]
+        with pytest.raises(StrandlineError, match="no state 'lost'"):
+            h.set_state("lost", "ann", 1)
+        with pytest.raises(SchemaError, match="state 'most' of operator 'test'"):
+            h.set_state("most", "ann", "much")
+
+
+class Pass(KeyedProcessor):
+    def process(self, key: Any, rows: Iterator[Any], context: Any) -> Iterator[Any]:
+        yield from rows
+
+
+@pytest.mark.parametrize(("words", "passes"), [({}, False), ({"late": "keep"}, True), ({"late": "aside"}, False)])
+def test_late_rows_are_treated_as_in_a_job(words: Any, passes: bool) -> None:
+    columns: Any = {"input_schema": "k long, at timestamp", "key": "k", "output_schema": "k long, at timestamp"}
+    old, new = (1, datetime(2025, 1, 1, tzinfo=UTC)), (2, datetime(2026, 1, 1, tzinfo=UTC))
+    with ProcessorHarness(Pass(), **columns, time_mode="event", event_time="at", **words) as h:
+        h.advance_watermark(int(old[1].timestamp() * 1000))
+        assert h.process([old, new]) == ([old, new] if passes else [new])
+        assert h.late_rows == (0 if passes else 1)
+        if words.get("late") == "aside":
+            assert h.side("aside") == [old]
 
 
 def test_a_processor_that_cannot_be_copied_runs_but_does_not_restart() -> None:

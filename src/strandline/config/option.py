@@ -103,9 +103,8 @@ class Option(Generic[In, Out]):
         try:
             return self.kind.parse(value if key is None or key == self.name else self.kind.from_flink(value))
         except (ValueError, OverflowError) as e:
-            because = f" ({e})" if str(e) else ""
             raise ConfigError(
-                f"{name} = {self.shown(value)} is not valid{because}; allowed: {self.kind.allowed}"
+                f"{name} = {self.shown(value)} is not valid{because(e)}; allowed: {self.kind.allowed}"
             ) from None
 
     def shown(self, value: object) -> str:
@@ -175,6 +174,11 @@ def parse_duration(value: object) -> float:
     if seconds < 0:
         raise ValueError("a duration cannot be negative")
     return seconds
+
+
+def because(error: Exception) -> str:
+    """The reason of an error in brackets, to put behind a message; nothing if the error gives no reason."""
+    return f" ({error})" if str(error) else ""
 
 
 def _flink_duration(value: object) -> object:

@@ -1,11 +1,11 @@
-"""Reads what users pass to the methods of a stream: durations, schemas, time modes, treatment of late rows."""
+"""Reads what users pass to the methods of a stream: durations, schemas, time modes."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from strandline.config.option import DurationLike, parse_duration
+from strandline.config.option import DurationLike, because, parse_duration
 from strandline.errors import JobDefinitionError
 from strandline.operators.base import TIME_MODES, TimeMode
 
@@ -31,19 +31,14 @@ def read_spark_time_mode(uid: str, given: str) -> TimeMode:
     return found
 
 
-def read_late(mode: TimeMode, given: str | None) -> str | None:
-    """What becomes of late rows: None keeps them, "drop" drops them, any other name is a side output."""
-    if given == "keep":
-        return None
-    return "drop" if given is None and mode == "event" else given
-
-
 def read_milliseconds(duration: DurationLike, what: str) -> int:
     """A duration in whole milliseconds; `what` is its name in the error."""
     try:
         return round(parse_duration(duration) * 1000)
     except ValueError as error:
-        raise JobDefinitionError(f"{what}={duration!r} is no duration such as '10s' or '1h': {error}") from error
+        raise JobDefinitionError(
+            f"{what}={duration!r} is no duration{because(error)}; write one such as '10s', '5 min' or '1h'"
+        ) from None
 
 
 def read_bounds(uid: str, within: DurationLike | tuple[DurationLike, DurationLike] | None) -> tuple[int, int] | None:
@@ -53,6 +48,10 @@ def read_bounds(uid: str, within: DurationLike | tuple[DurationLike, DurationLik
     if not isinstance(within, tuple):
         span = read_milliseconds(within, f"operator {uid!r}: within")
         return -span, span
+    if len(within) != 2:
+        raise JobDefinitionError(
+            f"operator {uid!r}: within={within!r} must have two bounds, such as within=('0s', '1h')"
+        )
     lower, upper = (_signed_milliseconds(uid, bound) for bound in within)
     return lower, upper
 
@@ -60,7 +59,8 @@ def read_bounds(uid: str, within: DurationLike | tuple[DurationLike, DurationLik
 def _signed_milliseconds(uid: str, bound: DurationLike) -> int:
     if isinstance(bound, str) and bound.strip().startswith("-"):
         return -read_milliseconds(bound.strip()[1:], f"operator {uid!r}: within")
-    if not isinstance(bound, str) and (bound < timedelta() if isinstance(bound, timedelta) else bound < 0):
+    zero = timedelta() if isinstance(bound, timedelta) else 0
+    if isinstance(bound, timedelta | int | float) and bound < zero:  # type: ignore[operator]  # both are of one kind
         return -read_milliseconds(-bound, f"operator {uid!r}: within")
     return read_milliseconds(bound, f"operator {uid!r}: within")
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, get_args
 from pyspark.sql.types import TimestampNTZType
 
 from strandline.config import Config
-from strandline.config.option import DurationLike, parse_duration
+from strandline.config.option import DurationLike
 from strandline.errors import ConfigError, JobDefinitionError
+from strandline.job.arguments import read_milliseconds
 from strandline.job.run import JobRun
 from strandline.job.stream import Stream
 from strandline.operators.columns.declared import check_time_column
@@ -112,10 +113,7 @@ class Job:
                 "watermark; convert it first: .withColumn(name, col(name).cast('timestamp')) reads it in the time zone "
                 "of the session"
             )
-        try:
-            milliseconds = round(parse_duration(delay) * 1000)
-        except ValueError as error:
-            raise JobDefinitionError(f"{where}: {error}") from error
+        milliseconds = read_milliseconds(delay, f"{where}: watermark_delay")
         frame = frame.withWatermark(quoted(event_time), f"{milliseconds} milliseconds")
         return with_source_time(frame, event_time)
 

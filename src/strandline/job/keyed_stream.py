@@ -11,7 +11,6 @@ from strandline.config.option import DurationLike
 from strandline.errors import JobDefinitionError
 from strandline.job.arguments import (
     read_bounds,
-    read_late,
     read_milliseconds,
     read_schema,
     read_spark_time_mode,
@@ -63,7 +62,7 @@ class KeyedStream:
         time_mode: str = "none",
         time: str | None = None,
         initial_state: DataFrame | None = None,
-        late: str | None = None,
+        late: str = "drop",
         side_outputs: Mapping[str, str | StructType] | None = None,
         output_time: str | None = None,
         output_delay: DurationLike = 0,
@@ -82,21 +81,21 @@ class KeyedStream:
             time_mode: The clock of the timers: `"processing"` or `"event"` time, or `"none"`.
             time: The timestamp column that is the event time of a row; by default the event time of the stream.
             initial_state: The state to begin with, for a `StatefulProcessor` only.
-            late: What happens in event time to rows that the watermark has passed. By default they are dropped and
-                counted. `"keep"` hands them to the processor. Any other name sends them to the side output of that
-                name.
+            late: What happens in event time to rows that the watermark has passed. `"drop"` drops and counts them.
+                `"keep"` hands them to the processor. Any other name sends them to the side output of that name.
             side_outputs: The schemas of the side outputs that the processor emits to, by name. `Stream.side` gives
                 their rows.
             output_time: The timestamp column of `schema` that is the event time for the next step.
-            output_delay: How far `output_time` may be behind the watermark in a row that the processor yields.
+            output_delay: How far rows that the processor yields may be behind the watermark. A row that is further
+                behind ends the job with `UserCodeError`: the next step would drop it as late.
 
         Raises:
             JobDefinitionError: An argument does not fit the kind of the processor, or `processor.open` fails.
         """
         self._refuse_class(uid, processor)
         if isinstance(processor, StatefulProcessor):
-            if late is not None or side_outputs:
-                self._refuse(uid, "late= and side_outputs= are for a KeyedProcessor")
+            if side_outputs:
+                self._refuse(uid, "side_outputs= is for a KeyedProcessor")
             if rows == "arrow":
                 self._refuse(uid, "a StatefulProcessor gets rows='row' or 'pandas', not 'arrow'")
             read_time_mode(self._uid(uid, "process"), time_mode)
@@ -108,15 +107,19 @@ class KeyedStream:
                 eventTimeColumnName=output_time or "",
                 rows=rows,
                 time=time,
+                late=late,
+                output_delay=output_delay,
                 uid=uid,
             )
         if initial_state is not None:
             self._refuse(uid, "initial_state is for Spark's StatefulProcessor")
         if rows == "arrow":
-            if read_time_mode(self._uid(uid, "process"), time_mode) != "none" or late is not None or side_outputs:
+            mode = read_time_mode(self._uid(uid, "process"), time_mode)
+            if mode != "none" or time is not None or late != "drop" or side_outputs or output_time is not None:
                 self._refuse(
                     uid,
-                    "with rows='arrow' there are no timers, late rows or side outputs; use a KeyedProcessor for those",
+                    "with rows='arrow' there are no timers, event times, late rows or side outputs; use a "
+                    "KeyedProcessor for those",
                 )
             # `process_arrow` refuses whatever is neither an ArrowProcessor nor a function.
             return self.process_arrow(processor, schema, uid=uid)  # type: ignore[arg-type]
@@ -142,7 +145,7 @@ class KeyedStream:
             time_mode=mode,
             timer_service=self._timer_service,
             event_time=self._clock(uid, mode, time),
-            late=read_late(mode, late),
+            late=late,
             side_outputs=side_outputs,
             output_time=output_time,
             output_delay_ms=read_milliseconds(output_delay, f"operator {uid!r}: output_delay"),
@@ -186,6 +189,8 @@ class KeyedStream:
         *,
         rows: Literal["row", "pandas"] = "row",
         time: str | None = None,
+        late: str = "drop",
+        output_delay: DurationLike = 0,
         uid: str | None = None,
     ) -> Stream:
         """Runs a `StatefulProcessor` as it is written for Spark, and returns the rows that it yields.
@@ -199,10 +204,14 @@ class KeyedStream:
             timeMode: The clock of the timers and of the time to live: `"ProcessingTime"`, `"EventTime"` or `"None"`.
             initialState: A batch DataFrame with the key columns, or that DataFrame grouped by them. The processor gets
                 its rows once, before the first batch of a fresh job.
-            eventTimeColumnName: The timestamp column of the output that is the event time for the next step.
+            eventTimeColumnName: The timestamp column of the output that is the event time for the next step. As in
+                Spark, a row whose time is not after the watermark of the batch before is an error.
             rows: The flavour of the processor: `"row"` for one that is written for `transformWithState`, `"pandas"` for
                 `transformWithStateInPandas`.
             time: The timestamp column that is the event time of a row; by default the event time of the stream.
+            late: `"drop"` drops and counts rows that the watermark has passed, as Spark does. `"keep"` hands them to
+                the processor. Any other name sends them to the side output of that name.
+            output_delay: How far rows that the processor yields may be behind the watermark.
             uid: The name of the step in checkpoints.
 
         Raises:
@@ -228,7 +237,9 @@ class KeyedStream:
             time_mode=mode,
             timer_service=self._timer_service,
             event_time=self._clock(uid, mode, time),
+            late=late,
             output_time=eventTimeColumnName or None,
+            output_delay_ms=read_milliseconds(output_delay, f"operator {uid!r}: output_delay"),
             initial_schema=initial.schema if initial is not None else None,
             time_zone=self._stream._job.spark.conf.get("spark.sql.session.timeZone") or "UTC",
         )
@@ -316,6 +327,7 @@ class KeyedStream:
         ttl: DurationLike | None = None,
         within: DurationLike | None = None,
         time: str | None = None,
+        late: str = "drop",
         uid: str | None = None,
     ) -> Stream:
         """Returns the first row of every key, and drops later ones.
@@ -325,6 +337,8 @@ class KeyedStream:
             within: How much later than the first row, in event time, another row of the key counts as a duplicate. This
                 is Spark's `dropDuplicatesWithinWatermark` with a bound of its own.
             time: The timestamp column for `within`; by default the event time of the stream.
+            late: What happens with `within` to rows that the watermark has passed, and to rows without a time.
+                `"drop"` drops and counts them. Any other name sends them to the side output of that name.
             uid: The name of the step in checkpoints.
 
         Raises:
@@ -341,8 +355,11 @@ class KeyedStream:
             uid,
             self._columns,
             self._stream.schema,
-            None if period is None else read_milliseconds(period, "ttl" if within is None else "within"),
+            None
+            if period is None
+            else read_milliseconds(period, f"operator {uid!r}: {'ttl' if within is None else 'within'}"),
             column,
+            late=late,
         )
         return self._stateful(operator, tuple(self._stream.schema.names), operator.input_struct)
 
@@ -354,6 +371,7 @@ class KeyedStream:
         within: DurationLike | tuple[DurationLike, DurationLike] | None = None,
         left_time: str | None = None,
         right_time: str | None = None,
+        late: str = "drop",
         uid: str | None = None,
     ) -> Stream:
         """Returns pairs of a row of this stream (left) and a row of `other` (right) with equal keys.
@@ -370,6 +388,9 @@ class KeyedStream:
                 negative: `"-5m"`. Without `within` every row is kept for ever, and only inner joins are possible.
             left_time: The timestamp column of the left side; by default the event time of the stream.
             right_time: The timestamp column of the right side; by default the event time of the stream.
+            late: What happens with `within` to rows that the watermark has passed. `"drop"` drops and counts them. Any
+                other name sends them to two side outputs with the columns of their side: `late="late"` to
+                `.side("late_left")` and `.side("late_right")`.
             uid: The name of the step in checkpoints.
 
         Raises:
@@ -383,8 +404,11 @@ class KeyedStream:
         if bounds is not None:
             left_time = left._time_column(left_time, f"operator {uid!r}", "left_time")
             right_time = right._time_column(right_time, f"operator {uid!r}", "right_time")
+        lower_ms, upper_ms = bounds or (None, None)
         operator = JoinOperator(
-            uid, self._columns, other._columns, left.schema, right.schema, how, left_time, right_time, *(bounds or ())
+            *(uid, self._columns, other._columns, left.schema, right.schema, how),
+            *(left_time, right_time, lower_ms, upper_ms),
+            late=late,
         )
         sides = union_of_sides(operator, left._node, right._node)
         return self._stateful(operator, tuple(operator.input_struct.names), operator.output_struct, parent=sides)

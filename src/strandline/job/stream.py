@@ -114,7 +114,7 @@ class Stream:
     def union(self, *others: Stream) -> Stream:
         """Returns the rows of this stream and of `others`.
 
-        Raises `JobDefinitionError` if a stream has other columns or belongs to another job.
+        Raises `JobDefinitionError` if a stream belongs to another job, or has other columns or columns of other types.
         """
         for other in others:
             if other._job is not self._job:
@@ -124,6 +124,13 @@ class Stream:
                     f"job {self._job.name!r}: union of streams with different columns: "
                     f"{self.schema.names} and {other.schema.names}"
                 )
+            for field in self.schema.fields:
+                types = field.dataType.simpleString(), other.schema[field.name].dataType.simpleString()
+                if types[0] != types[1]:
+                    raise JobDefinitionError(
+                        f"job {self._job.name!r}: union of streams with different types: the column {field.name!r} is "
+                        f"{types[0]} in one and {types[1]} in the other; cast it in a transform before the union"
+                    )
         return Stream(self._job, UnionNode((self._node, *(other._node for other in others))))
 
     def key_by(self, *columns: str | Column | Sequence[str | Column]) -> KeyedStream:

@@ -34,7 +34,12 @@ class WindowedStream:
         self._late = late
 
     def aggregate(self, *, uid: str | None = None, **aggregates: Aggregate) -> Stream:
-        """Returns the aggregates of every window: the key columns, `window_start`, `window_end`, then the values.
+        """Returns the aggregates of every window.
+
+        A row has the key columns, then `window_start`, `window_end`, `window_time`, then the values under the names of
+        the keywords. `window_time` is the event time of the row: the last microsecond of the window. So a longer window
+        of a next step counts the window in the period in which it lies. With `time="window_end"` the next step counts
+        it in the period that begins at its end.
 
         ```python
         clicks.key_by("user").window(sl.tumbling("1m")).aggregate(n=sl.count(), total=sl.sum("amount"))

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from strandline.checkpoint.steps import StepDescription
 from strandline.errors import JobDefinitionError
-from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
+from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, Output, SideRows, SubtaskInfo
 from strandline.operators.columns.declared import check_time_column, column_type
 from strandline.operators.columns.described import described_columns
 from strandline.operators.columns.event_times import micros, whole_millis
@@ -21,8 +21,9 @@ from strandline.operators.columns.gather import gathered
 from strandline.operators.columns.lookups import found_places
 from strandline.operators.columns.nulls import is_valid
 from strandline.operators.columns.schemas import arrow_schema
-from strandline.operators.columns.time_columns import default_time_column, lag_of, time_columns
+from strandline.operators.columns.time_columns import default_time_column, lag_of, time_columns, with_time_columns
 from strandline.operators.timed.expiry_index import NEVER, READ_KEYS, UNKNOWN, ExpiryIndex
+from strandline.operators.timed.late_rows import DROP, check_late
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.codec import ColumnCodec
 from strandline.state.coding.keys import KeyEncoder
@@ -55,7 +56,8 @@ class DeduplicateOperator(Operator):
     Without `time_column`, a key is remembered for `ttl_ms` of processing time after its first row, or for ever if
     `ttl_ms` is None. With `time_column`, a row is a duplicate if its time, rounded up to milliseconds, is at most
     `ttl_ms` after the time of the first row; the key is remembered until the watermark has passed that time. Late rows
-    and rows whose time is null are dropped and counted.
+    are counted. They are dropped (`late="drop"`), or go to the side output that `late` names. A row whose time is null
+    counts as late, because nobody can tell how long its key should be remembered.
 
     Every batch removes a bounded number of keys that are no longer remembered; see `DeduplicateLimits`.
     """
@@ -70,6 +72,7 @@ class DeduplicateOperator(Operator):
         ttl_ms: int | None,
         time_column: str | None = None,
         limits: DeduplicateLimits = _DEFAULT,
+        late: str = DROP,
     ) -> None:
         where = f"operator {uid!r}"
         self.uid = uid
@@ -78,10 +81,20 @@ class DeduplicateOperator(Operator):
         self.ttl_ms = ttl_ms
         self.time_column = time_column
         self.limits = limits
+        self.late = late
+        check_late(
+            late,
+            where,
+            "the key of a late row may be forgotten, so nobody can tell whether the row is a duplicate; with a longer "
+            "watermark_delay= fewer rows are late",
+        )
         for name in self.key_columns:
             column_type(input_schema, name, where)
         if ttl_ms is not None and (type(ttl_ms) is not int or ttl_ms <= 0):
             raise JobDefinitionError(f"{where}: ttl is {ttl_ms!r} ms; it must be longer than 0")
+        if time_column is None and late != DROP:
+            raise JobDefinitionError(f"{where}: late={late!r} needs within=: only by event time are rows late")
+        self.side_outputs = {} if late == DROP else {late: with_time_columns(input_schema, {})}
         if time_column is not None:
             check_time_column(input_schema, time_column, where)
             self.time_mode = "event"
@@ -102,7 +115,7 @@ class DeduplicateOperator(Operator):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments only; the slot builds the rest again."""
         first = (self.uid, self.key_columns, self.input_struct)
-        return DeduplicateOperator, (*first, self.ttl_ms, self.time_column, self.limits)
+        return DeduplicateOperator, (*first, self.ttl_ms, self.time_column, self.limits, self.late)
 
     def open(self, info: SubtaskInfo) -> None:
         """Remember the subtask, and open the expiry index."""
@@ -121,7 +134,7 @@ class DeduplicateOperator(Operator):
         keys = described_columns(self.input_struct, self.key_columns)
         return StepDescription(self.uid, "deduplicate", keys, times, {"ttl_ms": self.ttl_ms})
 
-    def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
+    def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         """Yield the rows whose key is not remembered, then remove keys that have expired."""
         self.late_rows = 0
         count = 0
@@ -129,7 +142,12 @@ class DeduplicateOperator(Operator):
             self._index.begin(batch.batch_id)
         for part in gathered(rows, self._input, self.limits.gather_rows, self._where):
             count += part.num_rows
-            first = self._first_rows(part, changes, batch)
+            timely, expires = self._expiry(part, batch)
+            if timely is not None and not timely.all():
+                self.late_rows += int(np.count_nonzero(~timely))
+                if self.side_outputs:
+                    yield SideRows(self.late, self._output(part.filter(pa.array(~timely))))
+            first = self._first_rows(part, changes, timely, expires)
             if len(first) == part.num_rows:
                 yield self._output(part)
             elif len(first):
@@ -139,10 +157,15 @@ class DeduplicateOperator(Operator):
             for due in self._index.due(changes, now, max(self.limits.least_cleaned, 2 * count)):
                 self._forget(due.keys, now, changes)
 
-    def _first_rows(self, part: pa.RecordBatch, changes: ChangeSet, batch: BatchInfo) -> npt.NDArray[np.int64]:
+    def _first_rows(
+        self,
+        part: pa.RecordBatch,
+        changes: ChangeSet,
+        timely: npt.NDArray[np.bool_] | None,
+        expires: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
         """The places of the rows that pass, in the order of arrival; remembers their keys."""
         encoded = self._encoder.encode(part)
-        timely, expires = self._expiry(part, batch)
         order = encoded.order()
         if timely is not None:
             order = order[timely[order]]
@@ -181,7 +204,6 @@ class DeduplicateOperator(Operator):
         timely = is_valid(column)
         if batch.late_watermark_ms is not None:
             timely &= times > 1000 * batch.late_watermark_ms
-        self.late_rows += part.num_rows - int(timely.sum())
         return timely, whole_millis(times) + self.ttl_ms
 
     def _forget(self, keys: list[bytes], now: int, changes: ChangeSet) -> None:

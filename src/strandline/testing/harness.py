@@ -11,11 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, cast
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from strandline.config.option import parse_duration
+from strandline.config.option import DurationLike, parse_duration
 from strandline.errors import StrandlineError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, SideRows, SubtaskInfo, TimeMode
 from strandline.operators.columns.row_reader import column_reader, iterate_rows, row_factory
@@ -23,12 +24,16 @@ from strandline.operators.columns.row_writer import RowWriter
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
+from strandline.operators.process.process_context import ProcessContext
 from strandline.operators.process.process_operator import ProcessOperator
 from strandline.operators.spark.spark_operator import SparkProcessorOperator, SparkRows
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
+from strandline.state.coding.keys import EncodedKeys
+from strandline.state.descriptors import StateDescriptor
 from strandline.state.handles.query import encode_key, read_state, read_timers
+from strandline.state.handles.states import KeyScope
 from strandline.state.handles.timers import TimerService
 from strandline.state.handles.ttl import DEFAULT_SWEEP, SweepBudget
 
@@ -53,8 +58,9 @@ class ProcessorHarness:
     It is committed unless `commit=False` simulates its loss; then the next call repeats the batch with its own rows.
 
     Spark's `StatefulProcessor` runs as well, in the flavour that `rows` names. Output is always returned as rows.
-    `initial_schema` and `time_zone` apply only to such a processor; `late`, `side_outputs` and `sweep_budget` only to a
-    `KeyedProcessor`.
+    `initial_schema` and `time_zone` apply only to such a processor; `side_outputs` and `sweep_budget` only to a
+    `KeyedProcessor`. The other arguments have the names, the values and the defaults of `KeyedStream.process`;
+    `event_time` is its `time`.
     """
 
     def __init__(
@@ -67,8 +73,10 @@ class ProcessorHarness:
         time_mode: str = "none",
         timer_service: TimerService = "heap",
         event_time: str | None = None,
-        late: str | None = None,
+        late: str = "drop",
         side_outputs: Mapping[str, str | StructType] | None = None,
+        output_time: str | None = None,
+        output_delay: DurationLike = 0,
         rows: SparkRows = "row",
         initial_schema: str | StructType | None = None,
         time_zone: str = "UTC",
@@ -77,6 +85,7 @@ class ProcessorHarness:
     ) -> None:
         keys = [key] if isinstance(key, str) else key
         schemas = parse_schema(input_schema), parse_schema(output_schema)
+        output_delay_ms = round(parse_duration(output_delay) * 1000)
         self.operator: ProcessOperator
         if isinstance(processor, KeyedProcessor):
             self.operator = ProcessOperator(
@@ -89,6 +98,8 @@ class ProcessorHarness:
                 event_time=event_time,
                 late=late,
                 side_outputs=side_outputs,
+                output_time=output_time,
+                output_delay_ms=output_delay_ms,
                 sweep_budget=sweep_budget,
                 limits=limits,
             )
@@ -102,12 +113,15 @@ class ProcessorHarness:
                 time_mode=time_mode,
                 timer_service=timer_service,
                 event_time=event_time,
+                late=late,
+                output_time=output_time,
+                output_delay_ms=output_delay_ms,
                 initial_schema=None if initial_schema is None else parse_schema(initial_schema),
                 time_zone=time_zone,
                 limits=limits,
             )
-        self.processing_time_ms = 0
-        self.watermark_ms: int | None = None
+        self._processing_time_ms = 0
+        self._watermark_ms: int | None = None
         self.late_rows = 0
         """The number of late rows so far."""
         self._late_watermark_ms: int | None = None
@@ -125,6 +139,30 @@ class ProcessorHarness:
     def processor(self) -> KeyedProcessor:
         """The running processor. After a restart it is a fresh copy of the processor that was passed in."""
         return self.operator.processor
+
+    @property
+    def processing_time_ms(self) -> int:
+        """The processing time of the next batch, in milliseconds. A test may set it, but not to an earlier time."""
+        return self._processing_time_ms
+
+    @processing_time_ms.setter
+    def processing_time_ms(self, to_ms: int) -> None:
+        before = self._processing_time_ms
+        if to_ms < before:
+            raise StrandlineError(f"processing time never goes back: it is at {before} and cannot move to {to_ms}")
+        self._processing_time_ms = to_ms
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """The watermark of the next batch, in milliseconds. A test may set it, but not to an earlier time."""
+        return self._watermark_ms
+
+    @watermark_ms.setter
+    def watermark_ms(self, to_ms: int | None) -> None:
+        before = self._watermark_ms
+        if before is not None and (to_ms is None or to_ms < before):
+            raise StrandlineError(f"a watermark never goes back: it is at {before} and cannot move to {to_ms}")
+        self._watermark_ms = to_ms
 
     @property
     def next_timer_ms(self) -> int | None:
@@ -145,30 +183,49 @@ class ProcessorHarness:
 
     def advance_processing_time(self, by: int | str | timedelta, commit: bool = True) -> list[Any]:
         """Advance time by `by`, milliseconds or a duration like "10s", run an empty batch and return its output."""
-        before = self.processing_time_ms
-        self.processing_time_ms += by if isinstance(by, int) else round(parse_duration(by) * 1000)
+        before = self._processing_time_ms
+        self.processing_time_ms = before + (by if isinstance(by, int) else round(parse_duration(by) * 1000))
         made = self._run([], commit)
         if not commit:
-            self.processing_time_ms = before
+            self._processing_time_ms = before
         return made
 
     def advance_watermark(self, to_ms: int, commit: bool = True) -> list[Any]:
         """Move the watermark to `to_ms`, run an empty batch and return its output. Later rows up to it are late."""
-        before = self.watermark_ms
-        if before is not None and to_ms < before:
-            raise StrandlineError(f"a watermark never goes back: it is at {before} and cannot move to {to_ms}")
+        before = self._watermark_ms
         self.watermark_ms = to_ms
         made = self._run([], commit)
         if not commit:
-            self.watermark_ms = before
+            self._watermark_ms = before
         return made
 
     def state(self, name: str, key: Any) -> Any:
         """The content of a state for a key: a value or None, a list, a dict, or an accumulator."""
-        states = {state.name: state for state in self.operator.states()}
-        if name not in states:
-            raise StrandlineError(f"there is no state {name!r}; the processor declared {', '.join(states) or 'none'}")
-        return read_state(self._backend, states[name], self._encoded(key), self.processing_time_ms)
+        return read_state(self._backend, self._declared(name), self._encoded(key), self.processing_time_ms)
+
+    def set_state(self, name: str, key: Any, content: Any) -> None:
+        """Replace the content of a state for a key, in the form in which `state` returns it."""
+        declared = self._declared(name)
+        changes = ChangeSet(self._backend, _BATCH_MEMORY, Path(self._spill.name))
+        scope = KeyScope()
+        write = _writer(declared, ProcessContext(self._info, scope))
+        scope.begin(changes, self._batch_id, self.processing_time_ms)
+        encoded = self._encoded(key)
+        groups = np.frombuffer(encoded[:2], np.uint8).reshape(1, 2)
+        scope.load(EncodedKeys(groups, None, pa.array([encoded[2:]], pa.binary())))
+        scope.index = 0
+        try:
+            write(content)
+            scope.flush()
+            for keys, values in changes.chunks():
+                self._backend.apply(keys, values)
+        finally:
+            changes.discard()
+
+    def delete_state(self, name: str, key: Any) -> None:
+        """Remove the content of a state for a key."""
+        empty: dict[str, Any] = {"list": [], "map": {}}
+        self.set_state(name, key, empty.get(self._declared(name).kind))
 
     def timers(self, key: Any) -> list[int]:
         """The times of a key's timers, ascending."""
@@ -201,6 +258,12 @@ class ProcessorHarness:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _declared(self, name: str) -> StateDescriptor:
+        states = {state.name: state for state in self.operator.states()}
+        if name not in states:
+            raise StrandlineError(f"there is no state {name!r}; the processor declared {', '.join(states) or 'none'}")
+        return states[name]
 
     def _run(self, rows: list[pa.RecordBatch], commit: bool, run: Callable[..., Any] | None = None) -> list[Any]:
         operator = self.operator
@@ -241,6 +304,27 @@ class ProcessorHarness:
         values = key if isinstance(key, tuple) else (key,)
         encoded = encode_key(self._key_struct, values, 0)
         return (zlib.crc32(encoded) % _KEY_GROUPS).to_bytes(2, "big") + encoded[2:]
+
+
+def _writer(state: StateDescriptor, context: ProcessContext) -> Callable[[Any], None]:
+    """A function that replaces the content of a state for the current key of `context`."""
+    schema, ttl = parse_schema(state.schema), None if state.ttl_ms is None else timedelta(milliseconds=state.ttl_ms)
+    match state.kind:
+        case "value" | "reducing" | "aggregating":
+            return context.value_state(state.name, schema, ttl).update
+        case "list":
+            return context.list_state(state.name, schema, ttl).put
+        case "map":
+            entries = context.map_state(state.name, parse_schema(state.key_schema or ""), schema, ttl)
+
+            def replace(content: Mapping[Any, Any]) -> None:
+                entries.clear()
+                for key, value in content.items():
+                    entries.put(key, value)
+
+            return replace
+        case _:
+            raise StrandlineError(f"state {state.name!r} is of kind {state.kind}, which a test cannot set")
 
 
 def _rows(batch: pa.RecordBatch, schema: StructType) -> list[Any]:

@@ -46,10 +46,15 @@ SMALL = JoinLimits(largest_slice=4, smallest_slice=1, slice_bytes=100, output_ro
 
 
 def joined(
-    how: Any = "inner", lower: int | None = None, upper: int | None = None, limits: JoinLimits = DEFAULT_LIMITS
+    how: Any = "inner",
+    lower: int | None = None,
+    upper: int | None = None,
+    limits: JoinLimits = DEFAULT_LIMITS,
+    late: str = "drop",
 ) -> JoinOperator:
     left_time, right_time = (None, None) if lower is None else ("lt", "rt")
-    return JoinOperator("j", ["k", "j"], ["k", "i"], LEFTS, RIGHTS, how, left_time, right_time, lower, upper, limits)
+    columns = ["k", "j"], ["k", "i"], LEFTS, RIGHTS
+    return JoinOperator("j", *columns, how, left_time, right_time, lower, upper, limits, late)
 
 
 def tagged(operator: JoinOperator, lefts: list[dict[str, Any]], rights: list[dict[str, Any]]) -> list[Row]:
@@ -78,13 +83,17 @@ class Model:
         self.rows: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
         self.waiting: list[tuple[int, dict[str, Any]]] = []
 
-    def batch(self, lefts: Any, rights: Any, late: int | None, watermark: int | None) -> tuple[list[Row], int]:
-        made, dropped = [], 0
+    def batch(
+        self, lefts: Any, rights: Any, late: int | None, watermark: int | None
+    ) -> tuple[list[Row], tuple[list[Row], list[Row]]]:
+        """The rows that come out, and the late rows of each side."""
+        made: list[Row] = []
+        dropped: tuple[list[Row], list[Row]] = ([], [])
         for side, rows in ((0, lefts), (1, rights)):
             for row in rows:
                 time = row["us"]
                 if self.lower is not None and late is not None and time is not None and time <= 1000 * late:
-                    dropped += 1
+                    dropped[side].append(tuple(row[name] for name in (LEFTS, RIGHTS)[side].names))
                     continue
                 if None in (row["k"], row["n"]) or (self.lower is not None and time is None):
                     if self.shown[side]:
@@ -126,7 +135,8 @@ def test_what_comes_out_follows_a_plain_model(slot: Make, data: st.DataObject) -
         limits = SMALL
     if data.draw(st.booleans(), "small buckets"):
         limits = replace(limits, least_bucket_us=7000)
-    mini = slot(joined(how, lower, upper, limits))
+    word = data.draw(st.sampled_from(["drop", "late"])) if timed else "drop"
+    mini = slot(joined(how, lower, upper, limits, word))
     model, watermark, number = Model(how, lower, upper), None, 0
     keys = st.sampled_from([("a", 0)] * 6 + [("b", 0), ("a", 1), (None, 0), ("a", None)])
 
@@ -154,7 +164,9 @@ def test_what_comes_out_follows_a_plain_model(slot: Make, data: st.DataObject) -
         expected, late = tried.batch(lefts, rights, mini.late, later)
         made = mini.at(rows, later, commit=commit, cuts=data.draw(st.lists(st.integers(0, 20), max_size=3)))
         assert Counter(made) == Counter(expected)
-        assert mini.operator.late_rows == late
+        assert mini.operator.late_rows == sum(map(len, late))
+        if word == "late":
+            assert [Counter(mini.sides[f"late_{side}"]) for side in ("left", "right")] == [*map(Counter, late)]
         if how != "inner" and later is not None and mini.operator.next_timer_ms is not None:
             assert mini.operator.next_timer_ms > later
         assert bool(tried.waiting) <= (mini.operator.next_timer_ms is not None)
@@ -189,8 +201,8 @@ def test_larger_batches_follow_the_model_too(
         lefts, rights = sides
         expected, late = model.batch(lefts, rights, mini.late, 20 * batch)
         assert Counter(mini.at(tagged(mini.operator, lefts, rights), 20 * batch)) == Counter(expected)  # type: ignore[arg-type]
-        assert mini.operator.late_rows == late
-    assert late > 0
+        assert mini.operator.late_rows == sum(map(len, late))
+    assert all(late)
     mini.backend.close()
 
 
@@ -312,6 +324,8 @@ def test_the_input_is_described_for_the_planner() -> None:
         ({"left_keys": ["k", "k"]}, "given twice"),
         ({"left_keys": ["k", "lt"]}, "'lt' on the left is timestamp, 'i' on the right is bigint; cast one"),
         ({"left_keys": ["j"], "right_keys": ["i"]}, "both sides have a column 'k'; rename it on one side"),
+        ({"late": "keep"}, "late='keep' is not possible here: the partners of a late row may be forgotten"),
+        ({"late": "aside"}, "late='aside' needs within=: only by event time are rows late"),
     ],
 )
 def test_a_wrong_join_is_refused_when_the_job_is_built(changed: dict[str, Any], told: str) -> None:

@@ -111,10 +111,17 @@ class Pass(KeyedProcessor):
         yield from rows
 
 
-def timed(late: str | None, **more: Any) -> ProcessorHarness:
+def timed(late: str, **more: Any) -> ProcessorHarness:
     schema = "k string, ts timestamp"
     return ProcessorHarness(
-        Pass(), input_schema=schema, key="k", output_schema=schema, event_time="ts", late=late, **more
+        Pass(),
+        input_schema=schema,
+        key="k",
+        output_schema=schema,
+        time_mode="event",
+        event_time="ts",
+        late=late,
+        **more,
     )
 
 
@@ -128,9 +135,9 @@ times = st.none() | st.integers(-3, 12)
 @settings(max_examples=examples(60), deadline=None)
 @given(
     batches=st.lists(st.tuples(st.lists(st.tuples(st.sampled_from("ab"), times)), st.integers(0, 5)), max_size=4),
-    late=st.sampled_from([None, "drop", "late"]),
+    late=st.sampled_from(["keep", "drop", "late"]),
 )
-def test_rows_up_to_the_last_batchs_watermark_are_late(batches: Any, late: str | None) -> None:
+def test_rows_up_to_the_last_batchs_watermark_are_late(batches: Any, late: str) -> None:
     watermark = None
     aside: list[Any] = []
     count = 0
@@ -139,7 +146,7 @@ def test_rows_up_to_the_last_batchs_watermark_are_late(batches: Any, late: str |
             rows = [(k, None if ms is None else at(ms)) for k, ms in given_rows]
             passed = [
                 row for row in rows
-                if late is None or watermark is None or row[1] is None or row[1] > at(watermark)
+                if late == "keep" or watermark is None or row[1] is None or row[1] > at(watermark)
             ]  # fmt: skip
             gone = [row for row in rows if row not in passed]
             h.watermark_ms = (h.watermark_ms or 0) + step
@@ -174,9 +181,99 @@ def test_a_late_output_may_have_some_of_the_inputs_columns() -> None:
         timed("late", side_outputs={"late": "x long"})
 
 
+# --- the event time of output rows ----------------------------------------------------------------
+
+
+class Shifted(KeyedProcessor):
+    """Yields its rows with a time that is `by_ms` later, and a row without a time."""
+
+    def __init__(self, by_ms: float) -> None:
+        self.by = timedelta(milliseconds=by_ms)
+
+    def process(self, key: Any, rows: Iterator[Any], context: Any) -> Iterator[Any]:
+        for row in rows:
+            yield row.k, row.ts + self.by
+        yield (*key, None)
+
+
+def shifted(by_ms: float, **more: Any) -> ProcessorHarness:
+    schema = "k string, ts timestamp"
+    event: Any = {"time_mode": "event", "event_time": "ts", "output_time": "ts"}
+    return ProcessorHarness(Shifted(by_ms), input_schema=schema, key="k", output_schema=schema, **(event | more))
+
+
+@given(
+    by_ms=st.integers(-20, 5) | st.floats(-20, 5),
+    delay_ms=st.integers(0, 20),
+    moments=st.lists(st.integers(-5, 30), min_size=1),
+    watermark=st.integers(0, 20),
+)
+def test_an_output_row_is_refused_exactly_if_the_next_step_would_find_it_late(
+    by_ms: float, delay_ms: int, moments: list[int], watermark: int
+) -> None:
+    with shifted(by_ms, output_delay=delay_ms / 1000) as h:
+        assert h.operator.time_columns == {"ts": delay_ms}
+        h.advance_watermark(watermark)
+        rows = [("a", at(moment)) for moment in moments]
+        made = [moment + timedelta(milliseconds=by_ms) for _, moment in rows if moment > at(watermark)]
+        late = [moment for moment in made if moment <= at(watermark - delay_ms)]
+        if late:
+            with pytest.raises(
+                UserCodeError, match=r"key \('a',\): the processor yielded a row with ts = 19"
+            ) as caught:
+                h.process(rows)
+            assert f"ts = {late[0]}. The watermark is at {at(watermark)}" in str(caught.value)
+            assert "output_delay=" in str(caught.value)
+        else:
+            assert [row.ts for row in h.process(rows)][: len(made)] == made
+
+
+def test_before_the_first_watermark_no_output_row_is_late() -> None:
+    with shifted(-1_000_000) as h:
+        assert [row.ts for row in h.process([("a", at(0))])] == [at(-1_000_000), None]
+
+
+class LateTimer(KeyedProcessor):
+    """Yields a row with the time of its timer, and another one that is a day older."""
+
+    def process(self, key: Any, rows: Iterator[Any], context: Any) -> None:
+        for row in rows:
+            context.register_timer(int(row.ts.timestamp() * 1000))
+
+    def on_timer(self, key: Any, timestamp: int, context: Any) -> Iterator[Any]:
+        yield *key, at(timestamp)
+        if key == ("old",):
+            yield *key, at(timestamp) - timedelta(days=1)
+
+
+def test_rows_of_timers_are_compared_with_the_watermark_of_the_batch_before() -> None:
+    schema = "k string, ts timestamp"
+    event: Any = {"time_mode": "event", "event_time": "ts", "output_time": "ts"}
+    with ProcessorHarness(LateTimer(), input_schema=schema, key="k", output_schema=schema, **event) as h:
+        h.advance_watermark(0)
+        h.process([("a", at(5)), ("old", at(10))])
+        assert [row.ts for row in h.advance_watermark(7)] == [at(5)]
+        with pytest.raises(UserCodeError, match=r"operator 'test', subtask 0, batch 4, key \('old',\)"):
+            h.advance_watermark(12)
+
+
+def test_the_time_column_of_the_output_is_checked_when_the_job_is_built() -> None:
+    for wrong, told in (
+        ({"output_time": "at"}, r"output_time='at': no column 'at'"),
+        ({"output_time": "k"}, r"output_time='k': the time column 'k' is of type string, not a timestamp"),
+        ({"time_mode": "processing", "event_time": None}, r"output_time='ts' needs time_mode='event'"),
+        ({"output_time": None, "output_delay": "5s"}, r"output_delay= needs output_time="),
+    ):
+        with pytest.raises(JobDefinitionError, match=f"^operator 'test': {told}"):
+            shifted(0, **wrong)
+
+
 def test_late_rows_need_a_time_column() -> None:
-    with pytest.raises(JobDefinitionError, match="late='drop' needs event_time="):
-        split(late="drop")
+    for word in ("keep", "aside"):
+        with pytest.raises(JobDefinitionError, match=f"late='{word}' needs time_mode='event'"):
+            split(late=word)
+    with pytest.raises(JobDefinitionError, match="late='' is not valid; use 'drop', 'keep' or the name of a side"):
+        split(late="")
     with pytest.raises(JobDefinitionError, match="no column 'ts'; the columns are k, x"):
         split(event_time="ts")
     with pytest.raises(

@@ -18,7 +18,7 @@ from strandline.operators.windows.specs import SessionWindow, SlidingWindow, ses
 from strandline.operators.windows.window_operator import WindowOperator
 from strandline.state.backends.factory import open_backend
 from strandline.state.coding.ddl import parse_schema
-from tests.operators.windows.window_slot import WindowSlot, at
+from tests.operators.windows.window_slot import WindowSlot, at, window
 
 INPUT = parse_schema("k string, t timestamp, x long")
 COUNT = {"n": agg.count()}
@@ -65,6 +65,7 @@ def test_specifications_are_read_and_checked() -> None:
         ),
         ({"aggregates": {"k": agg.count()}}, "'k' is a key column"),
         ({"key_columns": ["window_end"]}, "key column 'window_end'"),
+        ({"late": "keep"}, "late='keep' is not possible here: the windows of a late row are closed"),
         ({"key_columns": ["l"]}, "windows take keys of plain types"),
         ({"spec": "1m"}, "'1m' is not a window; use one such as"),
         ({"allowed_lateness_ms": -1}, "must not be negative"),
@@ -88,7 +89,7 @@ def test_a_wrong_definition_is_refused_when_the_job_is_built(options: dict[str, 
 def test_the_output_has_the_key_the_window_and_the_aggregates() -> None:
     operator = WindowOperator("w", ["k"], INPUT, tumbling("1s"), "t", COUNT)
     assert operator.output_struct.simpleString() == (
-        "struct<k:string,window_start:timestamp,window_end:timestamp,n:bigint>"
+        "struct<k:string,window_start:timestamp,window_end:timestamp,window_time:timestamp,n:bigint>"
     )
     assert operator.needed_columns == ("k", "t")
     assert operator.time_mode == "event"
@@ -110,12 +111,12 @@ def test_a_window_closes_when_the_watermark_reaches_its_end(start: Start) -> Non
     slot = start(tumbling("10ms"))
     assert slot.run([("a", at(0), 1), ("a", at(9.999), 1), ("b", at(10), 1), ("a", at(-0.001), 1)], None) == []
     assert slot.operator.next_timer_ms == 0
-    assert slot.run([], 9) == [("a", at(-10), at(0), 1)]
+    assert slot.run([], 9) == [("a", *window(-10, 0), 1)]
     assert slot.operator.next_timer_ms == 10
-    assert slot.run([("a", at(5), 1)], 10) == [("a", at(0), at(10), 3)]
+    assert slot.run([("a", at(5), 1)], 10) == [("a", *window(0, 10), 3)]
     assert slot.run([("a", at(5), 1), ("a", None, 1)], 15) == []
     assert slot.operator.late_rows == 1
-    assert slot.run([], 20) == [("b", at(10), at(20), 1)]
+    assert slot.run([], 20) == [("b", *window(10, 20), 1)]
     next_timer: int | None = slot.operator.next_timer_ms
     assert (next_timer, slot.entries()) == (None, 0)
 
@@ -127,14 +128,14 @@ def test_a_sliding_window_is_merged_from_the_panes_that_have_rows(start: Start) 
     made = sorted(slot.run([], 100))
     assert made == sorted(
         [
-            ("a", at(-20), at(10), 1, 1),
-            ("a", at(-10), at(20), 1, 1),
-            ("a", at(0), at(30), 2, 3),
-            ("a", at(10), at(40), 1, 2),
-            ("a", at(20), at(50), 1, 2),
-            ("b", at(-10), at(20), 1, 4),
-            ("b", at(0), at(30), 1, 4),
-            ("b", at(10), at(40), 1, 4),
+            ("a", *window(-20, 10), 1, 1),
+            ("a", *window(-10, 20), 1, 1),
+            ("a", *window(0, 30), 2, 3),
+            ("a", *window(10, 40), 1, 2),
+            ("a", *window(20, 50), 1, 2),
+            ("b", *window(-10, 20), 1, 4),
+            ("b", *window(0, 30), 1, 4),
+            ("b", *window(10, 40), 1, 4),
         ]
     )
     assert slot.entries() == 0
@@ -142,8 +143,8 @@ def test_a_sliding_window_is_merged_from_the_panes_that_have_rows(start: Start) 
 
 def test_rows_that_are_late_but_allowed_emit_their_window_again(start: Start) -> None:
     slot = start(tumbling("10ms"), allowed_lateness_ms=20, late="late")
-    assert slot.run([("a", at(1), 1)], 12) == [("a", at(0), at(10), 1)]
-    assert slot.run([("a", at(2), 1), ("b", at(3), 1)], 12) == [("a", at(0), at(10), 2), ("b", at(0), at(10), 1)]
+    assert slot.run([("a", at(1), 1)], 12) == [("a", *window(0, 10), 1)]
+    assert slot.run([("a", at(2), 1), ("b", at(3), 1)], 12) == [("a", *window(0, 10), 2), ("b", *window(0, 10), 1)]
     assert slot.operator.next_timer_ms == 30
     assert slot.run([], 30) == []
     assert slot.entries() == 0
@@ -154,10 +155,10 @@ def test_rows_that_are_late_but_allowed_emit_their_window_again(start: Start) ->
 def test_a_row_between_two_sessions_makes_them_one(start: Start) -> None:
     slot = start(session("10ms"), {"n": agg.count(), "first": agg.first("x"), "all": agg.collect_list("x")})
     slot.run([("a", at(0), 1), ("a", at(18), 2), ("b", at(5), 3)], None)
-    assert slot.run([("a", at(9), 4)], 15) == [("b", at(5), at(15), 1, 3, [3])]
+    assert slot.run([("a", at(9), 4)], 15) == [("b", *window(5, 15), 1, 3, [3])]
     assert slot.run([], 27) == []
-    ((key, begin, end, count, first, every),) = slot.run([], 28)
-    assert (key, begin, end, count, first, sorted(every)) == ("a", at(0), at(28), 3, 1, [1, 2, 4])
+    ((key, begin, end, time, count, first, every),) = slot.run([], 28)
+    assert (key, begin, end, time, count, first, sorted(every)) == ("a", *window(0, 28), 3, 1, [1, 2, 4])
     assert slot.entries() == 0
 
 
@@ -165,16 +166,16 @@ def test_rows_a_gap_apart_are_one_session_as_in_spark(start: Start) -> None:
     slot = start(session("10ms"))
     made = slot.run([("a", at(0), 1), ("a", at(10), 1), ("b", at(0), 1), ("b", at(10.001), 1)], 1000)
     assert sorted(made) == [
-        ("a", at(0), at(20), 2),
-        ("b", at(0), at(10), 1),
-        ("b", at(10.001), at(20.001), 1),
+        ("a", *window(0, 20), 2),
+        ("b", *window(0, 10), 1),
+        ("b", *window(10.001, 20.001), 1),
     ]
 
 
 def test_updates_emit_what_changed_and_nothing_when_it_closes(start: Start) -> None:
     slot = start(session("10ms"), emit="update")
-    assert slot.run([("a", at(0), 1), ("b", at(0), 1)], None) == [("a", at(0), at(10), 1), ("b", at(0), at(10), 1)]
-    assert slot.run([("a", at(4), 1)], 5) == [("a", at(0), at(14), 2)]
+    assert slot.run([("a", at(0), 1), ("b", at(0), 1)], None) == [("a", *window(0, 10), 1), ("b", *window(0, 10), 1)]
+    assert slot.run([("a", at(4), 1)], 5) == [("a", *window(0, 14), 2)]
     assert slot.run([], 50) == []
     assert slot.entries() == 0
 

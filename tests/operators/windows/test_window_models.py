@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +191,8 @@ def follow(model: Any, operator: WindowOperator, data: st.DataObject, spill: Pat
         seen = Counter(((out[0], out[1]), millis(out[2]), millis(out[3])) for out in made)
         assert seen == Counter(list(want)), (seen, want)
         for out in made:
-            values = list(out[4:])
+            assert out[4] == out[3] - timedelta(microseconds=1)
+            values = list(out[5:])
             values[6] = sorted(values[6])
             right = list(expected(want[(out[0], out[1]), millis(out[2]), millis(out[3])]))
             assert abs(values.pop() - right.pop()) <= 1

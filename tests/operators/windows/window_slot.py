@@ -17,7 +17,7 @@ from strandline.state.backends.base import StateBackend
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.values import canonical_floats
-from tests.operators.mini_slot import checked_rows
+from tests.operators.mini_slot import checked_rows, checked_times
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SUBTASK = SubtaskInfo("job", "w", 3, 4, 16)
@@ -26,6 +26,11 @@ SUBTASK = SubtaskInfo("job", "w", 3, 4, 16)
 def at(ms: float) -> datetime:
     """A moment, in milliseconds since the epoch."""
     return EPOCH + timedelta(milliseconds=ms)
+
+
+def window(start: float, end: float) -> tuple[datetime, datetime, datetime]:
+    """The columns of a window in an output row: its start, its end and its time."""
+    return at(start), at(end), at(end) - timedelta(microseconds=1)
 
 
 class WindowSlot:
@@ -59,6 +64,7 @@ class WindowSlot:
                 assert out.name == self.operator.late
                 self.late += (tuple(row.values()) for row in out.rows.to_pylist())
                 continue
+            checked_times(self.operator, out, self.watermark)
             made += checked_rows(self.operator, out)
         if commit:
             for keys, values in changes.chunks():

@@ -11,18 +11,21 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from strandline.checkpoint.steps import StepDescription
-from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
+from strandline.errors import JobDefinitionError
+from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, Output, SideRows, SubtaskInfo
 from strandline.operators.columns.described import described_columns
 from strandline.operators.columns.event_times import micros, whole_millis
 from strandline.operators.columns.gather import gathered
 from strandline.operators.columns.nulls import all_valid, is_valid
 from strandline.operators.columns.row_codec import RowCodec
 from strandline.operators.columns.schemas import arrow_schema
+from strandline.operators.columns.time_columns import with_time_columns
 from strandline.operators.join.heads import MATCHED, SIDE, Heads
 from strandline.operators.join.limits import DEFAULT_LIMITS, JoinLimits
 from strandline.operators.join.matching import Matches, matching
 from strandline.operators.join.plan import LEFT, RIGHT, SIDE_COLUMN, JoinColumn, JoinPlan, JoinType
 from strandline.operators.timed.expiry_index import NEVER, ExpiryIndex
+from strandline.operators.timed.late_rows import DROP, check_late
 from strandline.operators.timed.timed_items import TimedItems
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import KeyEncoder
@@ -41,7 +44,8 @@ class JoinOperator(Operator):
     """Joins left and right rows with equal keys and left time + lower <= right time <= left time + upper.
 
     Without time columns (inner joins only) every pair with equal keys joins, and state grows for ever. Rows at or
-    before the watermark of the batch before are late: they are dropped and counted. An outer join emits a row without a
+    before the watermark of the batch before are late, and counted. They are dropped (`late="drop"`), or go to the side
+    outputs `<late>_left` and `<late>_right`, with the columns of their side. An outer join emits a row without a
     partner once the watermark says that no partner can come any more; the columns of the other side are null. A row
     never joins if a key column or its time is null.
 
@@ -63,10 +67,11 @@ class JoinOperator(Operator):
         lower_ms: int | None = None,
         upper_ms: int | None = None,
         limits: JoinLimits = DEFAULT_LIMITS,
+        late: str = DROP,
     ) -> None:
         self._arguments = (
             *(uid, tuple(left_keys), tuple(right_keys), left_schema, right_schema, how),
-            *(left_time, right_time, lower_ms, upper_ms, limits),
+            *(left_time, right_time, lower_ms, upper_ms, limits, late),
         )
         bounds = None if lower_ms is None or upper_ms is None else (lower_ms, upper_ms)
         schemas, times = (left_schema, right_schema), (left_time, right_time)
@@ -79,6 +84,10 @@ class JoinOperator(Operator):
         self.output_struct = plan.output_struct
         self.output_schema = plan.output_schema
         self.plan = plan
+        self._late_sides = self._read_late(late, bounds is not None)
+        self.side_outputs = {
+            name: with_time_columns(schema, {}) for name, schema in zip(self._late_sides, schemas, strict=False)
+        }
         self.timed = bounds is not None
         self.time_mode = "event" if self.timed else "none"
         self.time_columns, self.default_time = plan.output_times()
@@ -93,6 +102,20 @@ class JoinOperator(Operator):
         self.head_encoder = KeyEncoder(buckets, [*self.key_columns, _BUCKET_COLUMN], KEY_GROUP_COLUMN)
         self.index: ExpiryIndex | None = None
         self._slice = limits.largest_slice
+
+    def _read_late(self, late: str, timed: bool) -> tuple[str, ...]:
+        """The names of the side outputs of late rows, of the left and of the right side; empty if rows are dropped."""
+        where = f"operator {self.uid!r}"
+        check_late(
+            late,
+            where,
+            "the partners of a late row may be forgotten; with a longer watermark_delay= fewer rows are late",
+        )
+        if late == DROP:
+            return ()
+        if not timed:
+            raise JobDefinitionError(f"{where}: late={late!r} needs within=: only by event time are rows late")
+        return f"{late}_left", f"{late}_right"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments only; the slot builds the rest again."""
@@ -133,13 +156,16 @@ class JoinOperator(Operator):
             },
         )
 
-    def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
+    def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         """Yield the pairs that the rows of the batch complete, then the rows that can find no partner any more."""
         self.late_rows = 0
         if self.index is not None:
             self.index.begin(batch.batch_id)
         for part in gathered(rows, self._input, self.limits.largest_slice, self._where):
-            usable, lonely = self._sorted_out(part, batch.late_watermark_ms)
+            usable, lonely, late = self._sorted_out(part, batch.late_watermark_ms)
+            if late.any():
+                self.late_rows += int(np.count_nonzero(late))
+                yield from self._late(part.filter(pa.array(late)))
             yield from self._alone(part.filter(pa.array(lonely)))
             part = part.filter(pa.array(usable)) if not usable.all() else part
             done = 0
@@ -153,18 +179,23 @@ class JoinOperator(Operator):
             if any(self.preserved):
                 self.next_timer_ms = self.index.next_ms(changes)
 
-    def _sorted_out(self, part: pa.RecordBatch, late_ms: int | None) -> tuple[Flags, Flags]:
-        """Which rows can join, and which can never join; late rows are in neither."""
+    def _sorted_out(self, part: pa.RecordBatch, late_ms: int | None) -> tuple[Flags, Flags, Flags]:
+        """Which rows can join, which can never join, and which are late; every row is one of the three."""
         usable = all_valid([part.column(name) for name in self.key_columns])
-        if not self.timed:
-            return usable, ~usable
-        times, timed = self.times(part)
-        usable &= timed
-        if late_ms is None:
-            return usable, ~usable
-        late = timed & (times <= 1000 * late_ms)
-        self.late_rows += int(late.sum())
-        return usable & ~late, ~usable & ~late
+        late = np.zeros(part.num_rows, np.bool_)
+        if self.timed:
+            times, timed = self.times(part)
+            usable &= timed
+            if late_ms is not None:
+                late = timed & (times <= 1000 * late_ms)
+        return usable & ~late, ~usable & ~late, late
+
+    def _late(self, part: pa.RecordBatch) -> Iterator[SideRows]:
+        """The late rows for the side outputs, if there are side outputs."""
+        sides = part.column(SIDE_COLUMN).to_numpy()
+        for side, name in enumerate(self._late_sides):
+            if (sides == side).any():
+                yield SideRows(name, self.plan.input_rows(part.filter(pa.array(sides == side)), side))
 
     def times(self, part: pa.RecordBatch) -> tuple[Numbers, Flags]:
         """The time of every row in microseconds, and which rows have one."""

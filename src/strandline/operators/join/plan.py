@@ -122,6 +122,13 @@ class JoinPlan:
                 columns.append(pa.nulls(rows.num_rows, field.type))
         return pa.RecordBatch.from_arrays(columns, schema=self.output_schema)
 
+    def input_rows(self, part: pa.RecordBatch, side: int) -> pa.RecordBatch:
+        """Rows of a side as they came: its columns, with their own names and types."""
+        schema = arrow_schema(self.schemas[side])
+        names = {column.left if side == LEFT else column.right: column.name for column in self.columns}
+        columns = [part.column(names[field.name]).cast(field.type) for field in schema]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
     def output_times(self) -> tuple[dict[str, int], str | None]:
         """The time columns of the output with their lags, and the one that a step reads by default.
 

@@ -9,12 +9,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from strandline.errors import SchemaError, StrandlineError
+from strandline.errors import SchemaError, StrandlineError, UserCodeError
 from strandline.operators.base import SideRows
 from strandline.operators.columns.row_writer import RowWriter
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.process.key_chunks import Key
 from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
+from strandline.operators.process.output_times import OutputTimes
 
 
 class Writer(Protocol):
@@ -30,21 +31,27 @@ class Writer(Protocol):
 class OutputRows:
     """Output rows that wait for their record batch, and the row at which each key's rows begin."""
 
-    __slots__ = ("_writer", "error", "keys", "rows", "starts")
+    __slots__ = ("_times", "_writer", "error", "keys", "rows", "starts")
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, times: OutputTimes | None = None) -> None:
         self._writer = writer
+        self._times = times
         self.rows: Any = writer.waiting()
         self.keys: list[Key] = []
         self.starts: list[int] = []
-        self.error: SchemaError | None = None
+        self.error: SchemaError | UserCodeError | None = None
         """The error that `flush` raised. Kept because it is raised inside user code, which might swallow it."""
 
     def flush(self) -> pa.RecordBatch:
-        """The waiting rows as a record batch; raises `SchemaError`, with the key, if a row does not fit."""
+        """The waiting rows as a record batch.
+
+        Raises `SchemaError`, with the key, if a row does not fit, and `UserCodeError` if its event time is too old.
+        """
         try:
             built = self._writer.build(self.rows, self._key_at)
-        except SchemaError as error:
+            if self._times is not None:
+                self._times.check(built, self._key_at)
+        except (SchemaError, UserCodeError) as error:
             self.error = error
             raise
         self.rows.clear()
@@ -104,6 +111,6 @@ class SideOutputs:
         return self.take()
 
     @property
-    def error(self) -> SchemaError | None:
+    def error(self) -> SchemaError | UserCodeError | None:
         """The first error for which rows were refused, or None."""
         return next((output.error for output in self._outputs.values() if output.error), None)

@@ -15,6 +15,7 @@ from strandline.operators.columns.declared import check_time_column
 from strandline.operators.columns.described import described_columns
 from strandline.operators.columns.row_writer import RowWriter
 from strandline.operators.columns.schemas import arrow_schema
+from strandline.operators.columns.time_columns import with_time_columns
 from strandline.operators.process.key_codec import KeyCodec
 from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
@@ -23,6 +24,7 @@ from strandline.operators.process.process_context import ProcessContext
 from strandline.operators.process.process_subtask import ProcessSubtask
 from strandline.operators.rewrite import Rewrite
 from strandline.operators.step_change import StepChange
+from strandline.operators.timed.late_rows import DROP, check_late, late_side
 from strandline.operators.user_code import NOT_BY_USER_CODE, opened_copy, user_traceback
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
@@ -34,11 +36,12 @@ from strandline.state.handles.ttl import DEFAULT_SWEEP, SweepBudget
 
 
 class ProcessorMethods(NamedTuple):
-    """The names of the methods of user code, for errors."""
+    """The names of the methods of user code and of the argument for its event time, for errors."""
 
     open: str
     rows: str
     timer: str
+    output_time: str
 
 
 class ProcessOperator(Operator):
@@ -47,17 +50,18 @@ class ProcessOperator(Operator):
     `time_mode` is the clock of the timers. `timer_service` says how due timers are found: by an index in memory
     ("heap"), or by a scan of the stored timers ("rocksdb").
 
-    `late` says what happens to a row whose `event_time` is not after the watermark of the batch before. None: `process`
-    gets it like any other row. "drop": it is dropped. Any other value is the name of a side output, which has the
-    columns of the input, or those of them that `side_outputs` names.
+    `late` says what happens with `time_mode="event"` to a row whose `event_time` is not after the watermark of the
+    batch before. "drop": it is dropped. "keep": `process` gets it like any other row. Any other value is the name of a
+    side output, which has the columns of the input, or those of them that `side_outputs` names.
 
-    `output_time` is the output column that carries event time. Its rows may be behind the watermark of the step by
-    `output_delay_ms`.
+    `output_time` is the output column that carries event time. Output rows may be behind the watermark of the batch
+    before by less than `output_delay_ms`. A row that is further behind is an error, because the next step would find it
+    late.
     """
 
     sorted_input = True
     kind: ClassVar[StepKind] = "process"
-    methods: ClassVar = ProcessorMethods("open", "process", "on_timer")
+    methods: ClassVar = ProcessorMethods("open", "process", "on_timer", "output_time")
 
     def __init__(
         self,
@@ -70,7 +74,7 @@ class ProcessOperator(Operator):
         time_mode: TimeMode = "none",
         timer_service: TimerService = "heap",
         event_time: str | None = None,
-        late: str | None = None,
+        late: str = DROP,
         side_outputs: Mapping[str, str | StructType] | None = None,
         output_time: str | None = None,
         output_delay_ms: int = 0,
@@ -94,8 +98,10 @@ class ProcessOperator(Operator):
         self.limits = limits
         self.sweep_budget = sweep_budget
         self.side_outputs = {name: parse_schema(schema) for name, schema in (side_outputs or {}).items()}
-        if late not in (None, "drop"):
-            self.side_outputs.setdefault(str(late), input_schema)
+        check_late(late, f"operator {uid!r}")
+        self.late_side = late_side(late)
+        if self.late_side is not None:
+            self.side_outputs.setdefault(self.late_side, with_time_columns(input_schema, {}))
         self._subtask: ProcessSubtask | None = None
         self._check_arguments()
 
@@ -189,14 +195,26 @@ class ProcessOperator(Operator):
             KeyCodec(self.input_struct, self.key_columns, self.time_mode)
         if self.event_time is not None:
             check_time_column(self.input_struct, self.event_time, where)
-        elif self.late is not None:
+        if self.late != DROP and (self.event_time is None or self.time_mode != "event"):
             raise JobDefinitionError(
-                f"{where}: late={self.late!r} needs event_time=, the column with the time of a row"
+                f"{where}: late={self.late!r} needs time_mode='event': only by event time are rows late"
             )
-        if self.late not in (None, "drop"):
-            self._check_late_output(str(self.late), where)
-        if self.output_time is not None:
-            check_time_column(self.output_struct, self.output_time, f"{where}: output_time={self.output_time!r}")
+        if self.late_side is not None:
+            self._check_late_output(self.late_side, where)
+        self._check_output_time(where)
+
+    def _check_output_time(self, where: str) -> None:
+        if self.output_time is None:
+            if self.output_delay_ms:
+                raise JobDefinitionError(f"{where}: output_delay= needs output_time=, a timestamp column of the output")
+            return
+        where = f"{where}: {self.methods.output_time}={self.output_time!r}"
+        check_time_column(self.output_struct, self.output_time, where)
+        if self.time_mode != "event":
+            raise JobDefinitionError(
+                f"{where} needs time_mode='event': otherwise the processor gets late rows, too, and what it makes of "
+                "them would be late for the next step"
+            )
 
     def _check_late_output(self, name: str, where: str) -> None:
         columns = {field.name: field.dataType for field in self.input_struct.fields}

@@ -15,8 +15,9 @@ from strandline.operators.columns.schemas import arrow_schema, fitted
 from strandline.operators.process.key_chunks import Key, KeyChunkReader, KeyChunks
 from strandline.operators.process.key_codec import KeyCodec
 from strandline.operators.process.output_rows import OutputRows, SideOutputs, Writer
+from strandline.operators.process.output_times import OutputTimes
 from strandline.operators.process.process_context import ProcessContext
-from strandline.operators.timed.late_rows import without_late
+from strandline.operators.timed.late_rows import KEEP, without_late
 from strandline.operators.user_code import NOT_BY_USER_CODE, explained
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import key_group_range
@@ -33,6 +34,8 @@ class ProcessSubtask:
 
     _fires_deleted = False
     """Whether a due timer fires although an earlier timer of the same batch deleted it."""
+    _error_class = ""
+    """How the error of an output row that is too old begins."""
 
     def __init__(self, operator: ProcessOperator, info: SubtaskInfo) -> None:
         place = info.where
@@ -68,7 +71,7 @@ class ProcessSubtask:
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         scope, context, process, sides = self._scope, self.context, self._operator.processor.process, self._sides
         chunks = KeyChunks(self._reader, self._in_time(rows, batch))
-        output = OutputRows(self._writer)
+        output = OutputRows(self._writer, self._output_times(batch))
         pending, keys_out, starts_out = output.rows, output.keys, output.starts
         limit, methods = self._operator.limits.output_rows, self._operator.methods
         self._begin(changes, batch)
@@ -123,17 +126,25 @@ class ProcessSubtask:
     def _in_time(self, rows: Iterator[pa.RecordBatch], batch: BatchInfo) -> Iterator[pa.RecordBatch]:
         """The rows without the late ones, if the operator treats late rows apart."""
         operator, watermark = self._operator, batch.late_watermark_ms
-        if operator.event_time is None or operator.late is None or watermark is None:
+        if operator.time_mode != "event" or operator.event_time is None or operator.late == KEEP or watermark is None:
             return rows
         return without_late(map(self._reader.fit, rows), operator.event_time, watermark, self._take_late)
 
     def _take_late(self, rows: pa.RecordBatch) -> None:
         operator = self._operator
         operator.late_rows += rows.num_rows
-        if operator.late != "drop" and self._sides is not None:
-            name = str(operator.late)
+        name = operator.late_side
+        if name is not None and self._sides is not None:
             schema = arrow_schema(operator.side_outputs[name])
             self._sides.ready.append(SideRows(name, fitted(rows, schema, self.info.where).cast(schema)))
+
+    def _output_times(self, batch: BatchInfo) -> OutputTimes | None:
+        """The check of output rows that carry event time; None if there is no such column, or no watermark yet."""
+        operator, watermark = self._operator, batch.late_watermark_ms
+        if operator.output_time is None or watermark is None:
+            return None
+        where = f"{self.info.where}, batch {batch.batch_id}"
+        return OutputTimes(operator.output_time, watermark, operator.output_delay_ms, where, self._error_class)
 
     def _fire(self, timers: Timers, batch: BatchInfo, output: OutputRows) -> Iterator[Output]:
         """Call `on_timer` for the due timers, a chunk of them at a time."""

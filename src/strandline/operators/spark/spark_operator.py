@@ -40,11 +40,11 @@ class SparkProcessorOperator(ProcessOperator):
     `rows` says which of Spark's interfaces the processor is written for: "row" is that of `transformWithState`,
     "pandas" that of `transformWithStateInPandas`. As in Spark, every batch has its own processor: a new copy is
     initialised, gets the rows and the due timers, and is closed. `time_mode` may be spelled as in Spark. User code gets
-    timestamps in `time_zone`, the session's time zone. With `event_time`, late rows are dropped.
+    timestamps in `time_zone`, the session's time zone.
     """
 
     kind = "spark"
-    methods: ClassVar = ProcessorMethods("init", "handleInputRows", "handleExpiredTimer")
+    methods: ClassVar = ProcessorMethods("init", "handleInputRows", "handleExpiredTimer", "eventTimeColumnName")
 
     def __init__(
         self,
@@ -58,7 +58,9 @@ class SparkProcessorOperator(ProcessOperator):
         time_mode: str = "none",
         timer_service: TimerService = "heap",
         event_time: str | None = None,
+        late: str = "drop",
         output_time: str | None = None,
+        output_delay_ms: int = 0,
         initial_schema: StructType | None = None,
         time_zone: str = "UTC",
         limits: ProcessLimits = DEFAULT_LIMITS,
@@ -82,8 +84,9 @@ class SparkProcessorOperator(ProcessOperator):
             time_mode=mode,
             timer_service=timer_service,
             event_time=event_time,
-            late="drop" if event_time is not None and mode == "event" else None,
+            late=late,
             output_time=output_time,
+            output_delay_ms=output_delay_ms,
             limits=limits,
         )
 
@@ -209,6 +212,7 @@ class _SparkSubtask(ProcessSubtask):
     """The part of a `SparkProcessorOperator` that exists in a slot only; every batch has its own processor."""
 
     _fires_deleted = True
+    _error_class = "[EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED] "
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         yield from super().run(rows, changes, batch)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from strandline.config.option import parse_duration
+from strandline.config.option import because, parse_duration
 from strandline.errors import JobDefinitionError
 
 Duration: TypeAlias = str | float | timedelta
@@ -97,8 +97,8 @@ def _milliseconds(what: str, value: Duration, least: int = 1) -> int:
         ms = parse_duration(value) * 1000
     except ValueError as error:
         raise JobDefinitionError(
-            f"{what}={value!r} of a window is not a duration; use one such as '10s', '5 min' or '1h': {error}"
-        ) from error
+            f"{what}={value!r} of a window is no duration{because(error)}; write one such as '10s', '5 min' or '1h'"
+        ) from None
     if ms < least or abs(ms - round(ms)) > 1e-6:
         raise JobDefinitionError(
             f"{what}={value!r} of a window must be a whole number of milliseconds, at least {least}"

@@ -19,6 +19,8 @@ from strandline.operators.columns.declared import check_time_column
 from strandline.operators.columns.described import described_columns
 from strandline.operators.columns.gather import contiguous
 from strandline.operators.columns.schemas import arrow_schema
+from strandline.operators.columns.time_columns import with_time_columns
+from strandline.operators.timed.late_rows import DROP, check_late
 from strandline.operators.windows.limits import DEFAULT_WINDOW_LIMITS, WindowLimits
 from strandline.operators.windows.pane_windows import PaneWindows
 from strandline.operators.windows.session_windows import SessionWindows
@@ -28,11 +30,14 @@ from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import key_group_range
 from strandline.state.descriptors import StateDescriptor
 
-WINDOW_COLUMNS: Final = ("window_start", "window_end")
+WINDOW_COLUMNS: Final = ("window_start", "window_end", "window_time")
 
 
 class WindowOperator(Operator):
-    """Emits the key columns, `window_start`, `window_end` (the first moment after the window) and the aggregates.
+    """Emits the key columns, `window_start`, `window_end`, `window_time` and the aggregates.
+
+    `window_end` is the first moment after the window. `window_time`, the event time of the row, is the last microsecond
+    of the window, as in Spark: so a window belongs to the longer window of a next step that covers it.
 
     With `emit="close"` a window is emitted once, when the watermark reaches its end. With allowed lateness, its state
     is kept for that much longer, and a batch that has more rows of the window emits it again. With `emit="update"`
@@ -72,7 +77,8 @@ class WindowOperator(Operator):
         self.late = late
         self.limits = limits
         where = f"operator {uid!r}"
-        _check_options(where, spec, allowed_lateness_ms, emit, late)
+        _check_options(where, spec, allowed_lateness_ms, emit)
+        check_late(late, where, "the windows of a late row are closed; allowed_lateness= keeps windows open for longer")
         check_time_column(input_schema, time_column, where)
         _check_names(where, self.key_columns, self.aggregates)
         plan = AggregatePlan(where, input_schema, self.key_columns, self.aggregates, limits.grouping)
@@ -86,9 +92,9 @@ class WindowOperator(Operator):
         self.output_struct = StructType([*keys, *window, *plan.fields])
         self.output_schema = arrow_schema(self.output_struct)
         self.time_columns, self.unfit_times = _times(spec, allowed_lateness_ms)
-        self.default_time = "window_end"
-        self.side_outputs = {} if late == "drop" else {late: input_schema}
-        used = input_schema.names if late != "drop" else (*self.key_columns, time_column, *plan.input_columns)
+        self.default_time = "window_time"
+        self.side_outputs = {} if late == DROP else {late: with_time_columns(input_schema, {})}
+        used = input_schema.names if late != DROP else (*self.key_columns, time_column, *plan.input_columns)
         self.needed_columns = tuple(dict.fromkeys(used))
         """The input columns that the operator reads: all of them if late rows go to a side output."""
         whole = arrow_schema(input_schema)
@@ -165,7 +171,7 @@ class WindowOperator(Operator):
 
     def _output(self, made: WindowRows) -> pa.RecordBatch:
         kind = self.output_schema.field("window_start").type
-        times = [pa.array(times).view(kind) for times in (made.starts, made.ends)]
+        times = [pa.array(times).view(kind) for times in (made.starts, made.ends, made.ends - 1)]
         by_name = dict(zip(made.states.schema.names, made.states.columns, strict=True))
         shown = [show(by_name) for show in self._plan.shown]
         return pa.RecordBatch.from_arrays([*made.keys, *times, *shown], schema=self.output_schema)
@@ -173,24 +179,22 @@ class WindowOperator(Operator):
 
 def _times(spec: WindowSpec, lateness_ms: int) -> tuple[dict[str, int], dict[str, str]]:
     """The time columns of window rows with their lags, and the column that is none, with the reason."""
-    ends = {"window_end": lateness_ms}
+    ends = {"window_time": lateness_ms, "window_end": lateness_ms}
     if isinstance(spec, SessionWindow):
         return ends, {
             "window_start": "a session may last any length of time, so its start may be any length of time ago when it "
-            "comes out; use window_end"
+            "comes out; use window_time"
         }
     return {**ends, "window_start": spec.size_ms + lateness_ms}, {}
 
 
-def _check_options(where: str, spec: object, lateness_ms: int, emit: str, late: str) -> None:
+def _check_options(where: str, spec: object, lateness_ms: int, emit: str) -> None:
     if not isinstance(spec, SlidingWindow | SessionWindow):
         raise JobDefinitionError(f"{where}: {spec!r} is not a window; use one such as sl.tumbling('1m')")
     if lateness_ms < 0:
         raise JobDefinitionError(f"{where}: the allowed lateness is {lateness_ms} ms; it must not be negative")
     if emit not in ("close", "update"):
         raise JobDefinitionError(f"{where}: emit={emit!r} is not valid; use 'close' or 'update'")
-    if not late:
-        raise JobDefinitionError(f"{where}: late={late!r} is not valid; use 'drop' or the name of a side output")
 
 
 def _check_names(where: str, key_columns: Sequence[str], aggregates: Mapping[str, Aggregate]) -> None:

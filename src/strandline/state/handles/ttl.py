@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from pyspark.sql.types import StructType
 
-from strandline.config.option import DurationLike, parse_duration
+from strandline.config.option import DurationLike, because, parse_duration
 from strandline.errors import JobDefinitionError
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import state_prefix
@@ -30,9 +30,8 @@ def parse_ttl(ttl: DurationLike, where: str) -> int:
     try:
         milliseconds = round(parse_duration(ttl) * 1000)
     except ValueError as error:
-        because = f" ({error})" if str(error) else ""
         raise JobDefinitionError(
-            f'{where}: ttl={ttl!r} is not valid{because}; use a duration like "500ms", "10 min" or "1h", '
+            f'{where}: ttl={ttl!r} is not valid{because(error)}; use a duration like "500ms", "10 min" or "1h", '
             "a number of seconds, or a timedelta"
         ) from None
     if milliseconds < 1:

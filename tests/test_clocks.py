@@ -10,6 +10,7 @@ SHOWN = {
     "checkpointing.py": "the time of a checkpoint",
     "recoveries.py": "the time of a recovery",
     "opening.py": "the time of a restore",
+    "run_figures.py": "how far the watermark is behind the time of day",
     "run_summary.py": "how long ago the last checkpoint was",
     "acknowledgement.py": "the time of an acknowledgement",
     "background_uploads.py": "the time of a barrier",

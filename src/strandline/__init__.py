@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from strandline.job.job import Job
     from strandline.job.keyed_stream import KeyedStream
+    from strandline.job.listener import RunListener
     from strandline.job.run import JobRun
     from strandline.job.stream import Stream
     from strandline.job.windowed_stream import WindowedStream
@@ -67,7 +68,9 @@ if TYPE_CHECKING:
         RunFigures,
         RunProcesses,
         SlotProcess,
+        SourceFigures,
         StateMemory,
+        StepFigures,
         TaskManagerProcess,
     )
     from strandline.runtime.driver.recoveries import Recovery, Rescaling
@@ -118,6 +121,7 @@ __all__ = [
     "RestoreFigures",
     "RocksDBOptions",
     "RunFigures",
+    "RunListener",
     "RunProcesses",
     "RunStatus",
     "SchemaError",
@@ -129,8 +133,10 @@ __all__ = [
     "SlidingWindow",
     "SlotLostError",
     "SlotProcess",
+    "SourceFigures",
     "StaleAttemptError",
     "StateMemory",
+    "StepFigures",
     "StorageError",
     "StorageFullError",
     "StorageRefusedError",
@@ -171,6 +177,7 @@ _NAMES = {
     "UnknownOptionError UnknownOutcomeError UnsafeFolderError UserCodeError",
     "strandline.job.job": "Job",
     "strandline.job.keyed_stream": "KeyedStream",
+    "strandline.job.listener": "RunListener",
     "strandline.job.run": "JobRun",
     "strandline.job.stream": "Stream",
     "strandline.job.windowed_stream": "WindowedStream",
@@ -184,7 +191,7 @@ _NAMES = {
     "strandline.operators.windows.specs": "SessionWindow SlidingWindow WindowSpec session sliding tumbling",
     "strandline.runtime.protocol.figures": "ChangelogFigures",
     "strandline.runtime.driver.figures": "RestoreFigures RunFigures RunProcesses SlotProcess "
-    "StateMemory TaskManagerProcess",
+    "SourceFigures StateMemory StepFigures TaskManagerProcess",
     "strandline.runtime.driver.recoveries": "Recovery Rescaling",
     "strandline.runtime.driver.status": "RunStatus",
     "strandline.sinks": "ForeachBatchSink ParquetSink Sink",

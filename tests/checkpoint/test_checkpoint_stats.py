@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from strandline.checkpoint import CheckpointHistory, CheckpointStats, PendingCheckpoint, SubtaskStats
 from strandline.checkpoint.stats import CheckpointCounts, RestoredCheckpoint, Status, checkpoint_stats
 
@@ -58,3 +60,21 @@ def test_figures_of_subtasks_are_bounded_too() -> None:
     assert [len(entry.subtasks) for entry in history.checkpoints()] == [0, 0, 0, 10, 10]
     history.record(stats(6, "completed", subtasks=100))
     assert [len(entry.subtasks) for entry in history.checkpoints()] == [0, 0, 0, 0, 0, 100]
+
+
+def test_the_end_of_every_checkpoint_is_told_once() -> None:
+    told: list[tuple[int, str]] = []
+    history = CheckpointHistory(on_end=lambda one: told.append((one.id, one.status)))
+    for id, status in ((1, "in_progress"), (2, "in_progress"), (1, "completed"), (2, "failed")):
+        history.record(stats(id, status))
+    assert told == [(1, "completed"), (2, "failed")]
+
+
+def test_a_checkpoint_is_shown_in_one_line() -> None:
+    done = replace(stats(7, "completed", subtasks=3), checkpointed_bytes=1234, full_bytes=56789, end_to_end_ms=2000.0)
+    assert repr(done) == (
+        "<CheckpointStats checkpoint 7 at batch 0: 1,234 of 56,789 bytes uploaded, completed in 2,000 ms>"
+    )
+    failed = replace(stats(8, "failed"), failure="storage is full\nTraceback ...")
+    assert repr(failed).endswith("failed: storage is full>")
+    assert "in progress, 0 of 0 subtasks" in repr(stats(9, "in_progress"))

@@ -68,6 +68,8 @@ def test_the_table_escapes_every_text() -> None:
     "record",
     [
         sl.RunFigures,
+        sl.SourceFigures,
+        sl.StepFigures,
         sl.RestoreFigures,
         sl.StateMemory,
         sl.ChangelogFigures,

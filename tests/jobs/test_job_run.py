@@ -12,6 +12,7 @@ import pytest
 
 import strandline as sl
 from strandline.errors import UserCodeError
+from strandline.runtime.protocol.messages import batch_id
 from tests.jobs.place import Place, Sum, running_sums
 from tests.waiting import wait_until
 
@@ -128,6 +129,98 @@ def test_a_run_tells_its_figures_and_processes_as_structs(place: Place) -> None:
     assert len(set(processes.pids)) == 3
     assert processes.as_dict()["task_managers"][0]["slots"][1]["pid"] == processes.slots[1].pid
 
+    assert (figures.steps["sums"].rows_in, figures.steps["sums"].rows_out, figures.rows_out) == (3, 2, 2)
+    assert figures.steps["sums"].estimated_keys >= 2
+    assert figures.state_bytes == figures.steps["sums"].state_bytes > 0
+    after = run.figures()
+    assert (after.status, after.rows, after.rows_per_second) == ("stopped", 3, 0.0)
+    assert after.steps["sums"].rows_in == 3
+    assert after.state_bytes > 0, "the figures survive the end of the run"
+    assert after.changelog is not None
+
     assert shown.startswith("<JobRun 'visits' running: generation 1, batches 1, rows 3, ")
     assert re.search(r"last checkpoint [12] \(", shown), "the second, if a periodic one was under way already"
     assert "<th>status</th><td>running</td>" in table
+
+
+class Recorder(sl.RunListener):
+    """Notes the names of what it is told, and the progress. One may fail at everything."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.told: list[str] = []
+        self.progress: list[dict[str, Any]] = []
+        self._fails = fails
+
+    def on_started(self, run: sl.JobRun) -> None:
+        self._note("started")
+
+    def on_progress(self, run: sl.JobRun, progress: dict[str, Any]) -> None:
+        self.progress.append(progress)
+        self._note("progress")
+
+    def on_checkpoint(self, run: sl.JobRun, checkpoint: sl.CheckpointStats) -> None:
+        self._note(checkpoint.status)
+
+    def on_terminated(self, run: sl.JobRun) -> None:
+        self._note(f"terminated {run.status}")
+
+    def _note(self, what: str) -> None:
+        self.told.append(what)
+        if self._fails:
+            raise ValueError(what)
+
+
+def test_the_figures_of_a_job_with_event_time_two_readers_and_two_sinks(place: Place) -> None:
+    """One run for all of it: sources and steps, late rows, watermark, progress, listeners."""
+    from pyspark.sql import functions as F
+
+    listener, failing = Recorder(), Recorder(fails=True)
+    job = place.job(checkpoint_interval="1h")
+    job.add_listener(listener)
+    job.add_listener(failing)
+    rows = place.source().withColumn("ts", F.timestamp_seconds("x"))
+    source = job.source(rows, event_time="ts", watermark_delay="0s")
+    seen: list[int] = []
+    big = source.transform(lambda frame: frame.filter("x >= 60"))
+    big.key_by("user").aggregate(n=sl.count(), uid="big").sink(sl.ParquetSink(str(place.output)))
+    source.key_by("user").window(sl.tumbling("1 minute")).aggregate(n=sl.count(), uid="minutes").sink(
+        sl.ForeachBatchSink(lambda frame, _batch: seen.append(frame.count()))
+    )
+    with job.start() as run:
+        place.write([("a", 1), ("b", 2), ("a", 100)])
+        run.process_all_available()
+        place.write([("late", 3), ("b", 200)])
+        run.process_all_available()
+        figures, last = run.figures(), run.last_progress
+    assert figures.rows == 5, "rows of the source, although two steps read it"
+    assert [(one.rows, one.offset) for one in figures.sources] == [(5, {"logOffset": 1})]
+    big_step, minutes = figures.steps["big"], figures.steps["minutes"]
+    assert (big_step.rows_in, big_step.rows_out, big_step.late_rows) == (2, 2, 0)
+    assert (minutes.rows_in, minutes.rows_out, minutes.late_rows) == (5, sum(seen), 1)
+    assert figures.rows_out == 2 + sum(seen)
+    assert figures.late_rows == 1
+    assert figures.watermark_ms == minutes.watermark_ms == 200_000
+    assert figures.watermark_lag_ms is not None
+    assert figures.watermark_lag_ms > 1e12, "the rows are of 1970"
+    assert figures.rows_per_second > 0
+    assert figures.batch_duration_ms > 0
+    assert json.loads(json.dumps(figures.as_dict())) == figures.as_dict()
+    assert repr(figures).startswith("<RunFigures running: ")
+    assert "\n" not in repr(figures)
+
+    assert last is not None
+    assert run.last_progress == last == run.recent_progress[-1]
+    assert last["batchId"] == batch_id(1, figures.batches - 1)
+    assert sum(one["numInputRows"] for one in run.recent_progress) == 5
+    assert len(run.recent_progress) == figures.batches
+    assert [one["operatorName"] for one in last["stateOperators"]] == ["big", "minutes"]
+    assert last["eventTime"]["watermark"] == "1970-01-01T00:03:20.000Z"
+    assert json.loads(json.dumps(last)) == last
+    assert run.figures().rows == 5
+
+    assert listener.told[0] == "started"
+    assert listener.told[-1] == "terminated stopped"
+    assert listener.told.count("progress") == figures.batches
+    assert "completed" in listener.told
+    assert listener.progress == run.recent_progress
+    assert failing.told == listener.told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
 import time
@@ -84,7 +85,13 @@ def test_a_slot_that_dies_while_the_source_is_idle_is_replaced(place: Place, run
     wait_until(lambda: len(pids := slot_pids(run)) == 2 and victim not in pids, what="the replacement")
     place.write(data[1])
     run.process_all_available()
-    assert run.figures().rounds_repeated == 0
+    figures = run.figures()
+    assert figures.rounds_repeated == 0
+    assert figures.rows == figures.steps["sums"].rows_in == 600, "also those of the slot that was lost"
+    (recovery,) = run.recoveries()
+    assert re.fullmatch(rf"slot \d: its process {victim} was killed by SIGKILL", recovery.reason)
+    assert repr(recovery).startswith("<Recovery 2")
+    assert recovery.reason in repr(recovery)
     assert place.rows() == running_sums(data)
 
 
@@ -109,6 +116,7 @@ def test_a_slot_whose_local_files_are_gone_restarts_the_run_from_its_checkpoint(
     place.write(data[3])
     run.process_all_available()
     assert run.figures().restarts == 1
+    assert run.figures().rows == 1200, "the batch that was computed again counts once"
     assert place.rows() == running_sums(data)
 
 

@@ -61,6 +61,7 @@ def test_a_slot_that_is_frozen_is_killed_and_comes_back_with_everything_that_was
             assert isinstance(answers.failures[0].error(), SlotLostError)
             assert set(answers.values) == {1}
     wait_until(lambda: driver.lost == {0}, what="the report of the loss")
+    assert driver.manager.describe(NOTHING).slots[0].ended == "it has been silent for 3 s"
     assert gone(frozen)
     slots |= driver.start(driver.spec(0, 2, decided_batch=B0))
     assert driver.slot_pids()[1] == other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -66,6 +67,16 @@ class CheckpointStats:
     expected: int = 0
     alignment_bytes: int = 0
     """Always 0. A barrier lies between two commits, so no subtask holds rows back while it waits for another one."""
+
+    def __repr__(self) -> str:
+        if self.status == "in_progress":
+            how = f"in progress, {self.acknowledged} of {self.expected} subtasks"
+        elif self.status == "failed":
+            how = f"failed: {next(iter((self.failure or '').splitlines()), '')[:200]}"
+        else:
+            how = f"completed in {self.end_to_end_ms:,.0f} ms"
+        sizes = f"{self.checkpointed_bytes:,} of {self.full_bytes:,} bytes uploaded"
+        return f"<CheckpointStats {self.kind} {self.id} at batch {self.batch_id}: {sizes}, {how}>"
 
 
 def checkpoint_stats(
@@ -156,12 +167,19 @@ class CheckpointHistory:
     ten thousand subtasks does not keep ten million figures.
     """
 
-    def __init__(self, limit: int = 1000, subtask_limit: int = 100_000) -> None:
+    def __init__(
+        self,
+        limit: int = 1000,
+        subtask_limit: int = 100_000,
+        on_end: Callable[[CheckpointStats], None] = lambda _stats: None,
+    ) -> None:
+        """`on_end` is called with every checkpoint that was completed or has failed. It must not wait."""
         self._limit = max(1, limit)
         self._subtask_limit = max(0, subtask_limit)
         self._entries: OrderedDict[int, CheckpointStats] = OrderedDict()
         self._detailed: OrderedDict[int, int] = OrderedDict()
         self._subtasks = 0
+        self._on_end = on_end
         self._counts = CheckpointCounts()
         self.restored: RestoredCheckpoint | None = None
         """The checkpoint that the run last started from."""
@@ -188,6 +206,8 @@ class CheckpointHistory:
         elif stats.status == "completed":
             self.last_completed = stats
         self._shrink(stats.id)
+        if stats.status != "in_progress":
+            self._on_end(stats)
 
     def record_restored(self, restored: RestoredCheckpoint) -> None:
         """Record that the run started, or restarted, from a checkpoint."""

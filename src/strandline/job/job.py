@@ -11,6 +11,7 @@ from strandline.config import Config
 from strandline.config.option import DurationLike
 from strandline.errors import ConfigError, JobDefinitionError
 from strandline.job.arguments import read_milliseconds
+from strandline.job.listener import RunListener, check_listener
 from strandline.job.run import JobRun
 from strandline.job.stream import Stream
 from strandline.operators.columns.declared import check_time_column
@@ -61,6 +62,7 @@ class Job:
         self.config = config
         self._graph = Graph()
         self._has_watermark = False
+        self._listeners: list[RunListener] = []
 
     def __repr__(self) -> str:
         """The name of the job, and how many stateful steps and sinks it has so far."""
@@ -158,7 +160,7 @@ class Job:
             raise ConfigError(f"claim_mode={claim_mode!r}: use {known}")
         config = self.config if parallelism is None else self.config.replace(parallelism=parallelism)
         return JobRun(
-            Run(
+            lambda on_event: Run(
                 self.name,
                 self.spark,
                 config,
@@ -166,8 +168,17 @@ class Job:
                 available_now=available_now,
                 restore=Restore(os.fspath(restore), claim_mode) if restore is not None else None,
                 allow_non_restored=allow_non_restored_state,
-            )
+                on_event=on_event,
+            ),
+            self._listeners,
         )
+
+    def add_listener(self, listener: RunListener) -> None:
+        """Adds a `RunListener`, which is told what happens to every run that is started from now on.
+
+        Raises `ConfigError` if it is something else.
+        """
+        self._listeners.append(check_listener(listener))
 
     def _uid(self, given: str | None, kind: str) -> str:
         used = {operator.uid for operator in self._graph.operators}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self, cast, get_args
 
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import ConfigError, StrandlineError
+from strandline.job.listener import Listeners, RunListener, check_listener
 from strandline.job.run_summary import summary_html, summary_text
 from strandline.progress import steps
+from strandline.runtime.driver.events import RunEvent
 from strandline.runtime.driver.figures import RunFigures, RunProcesses
 from strandline.runtime.driver.recoveries import Recovery, Rescaling
 from strandline.runtime.driver.restore.savepoints import SavepointFormat
@@ -30,9 +33,14 @@ class JobRun:
     ```
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        run.begin()
+    def __init__(self, make_run: Callable[[Callable[[RunEvent], None]], Run], listeners: Iterable[RunListener]) -> None:
+        """`make_run` makes the run of a function that takes its events."""
+        self._listeners = Listeners(self)
+        for listener in listeners:
+            self._listeners.add(listener)
+        self._run = make_run(self._listeners.post)
+        self._run.begin()
+        self._listeners.start()
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +93,10 @@ class JobRun:
 
         Raises the error of the run if the run failed.
         """
-        return self._run.await_termination(timeout)
+        try:
+            return self._run.await_termination(timeout)
+        finally:
+            self._tell_end()
 
     def checkpoints(self) -> list[CheckpointStats]:
         """Returns the checkpoints of the run with their figures, oldest first; the newest 1000 are kept."""
@@ -139,7 +150,10 @@ class JobRun:
         `stop` does nothing if the run is over. Raises the error of the run if it failed, before or meanwhile, and
         `JobFailedError` if another thread cancels the run meanwhile.
         """
-        return self._run.stop(None if savepoint_dir is None else os.fspath(savepoint_dir), _known_format(format))
+        try:
+            return self._run.stop(None if savepoint_dir is None else os.fspath(savepoint_dir), _known_format(format))
+        finally:
+            self._tell_end()
 
     def cancel(self) -> None:
         """Ends the run at once, without a last checkpoint.
@@ -147,7 +161,22 @@ class JobRun:
         `Config.on_cancel` says whether the checkpoints of the job are kept. `cancel` does nothing if the run is over.
         Raises the error of the run if it failed.
         """
-        self._run.cancel()
+        try:
+            self._run.cancel()
+        finally:
+            self._tell_end()
+
+    def _tell_end(self) -> None:
+        """Give listeners a moment to learn that the run is over: the program may end next."""
+        if self.status.ended:
+            self._listeners.join()
+
+    def add_listener(self, listener: RunListener) -> None:
+        """Adds a `RunListener`, which is told what happens from now on. `Job.add_listener` misses nothing.
+
+        Raises `ConfigError` if it is something else.
+        """
+        self._listeners.add(check_listener(listener)).start()
 
     def query(self, uid: str, state: str, key: Any) -> Any:
         """Returns what a state of the step `uid` holds for `key` after the last committed batch.
@@ -165,11 +194,28 @@ class JobRun:
         return self._run.processes()
 
     def figures(self) -> RunFigures:
-        """Returns counts of the run: batches, rows, restarts, replaced slots, state size, memory, changelog.
+        """Returns figures of the run: rows and rates in and out, watermark and lag, sources, steps, state, changelog.
 
-        The call asks every slot, and leaves out those that do not answer within seconds.
+        The call asks every slot how large its state is. If one does not answer within seconds, the sizes are those of
+        the time before. After the end of the run the last figures stay.
         """
         return self._run.figures()
+
+    @property
+    def last_progress(self) -> dict[str, Any] | None:
+        """What happened in the last batch, like Spark's `lastProgress`; None before the first batch.
+
+        Fields that mean the same have Spark's names: `batchId`, `timestamp`, `numInputRows`, `inputRowsPerSecond`,
+        `processedRowsPerSecond`, `durationMs`, `eventTime`, `stateOperators`, `sources`, `sink`. `batchId` is the
+        number that checkpoints and sinks know. Sizes of state are at most seconds old.
+        """
+        recent = self._run.recent_progress()
+        return recent[-1] if recent else None
+
+    @property
+    def recent_progress(self) -> list[dict[str, Any]]:
+        """The same for each of the last 100 batches, oldest first."""
+        return self._run.recent_progress()
 
 
 def _known_format(given: str) -> SavepointFormat:

@@ -108,6 +108,7 @@ class BackendContract:
         backend.apply(keys, keys)
         assert [k for k, _ in backend.scan(b"")] == sorted(keys)
         assert backend.size_bytes() > 0
+        assert backend.estimated_keys() > 0
         assert backend.memory_bytes() >= 0
 
     def test_scans_that_wait_still_stop_at_their_ends(self, backend: StateBackend) -> None:

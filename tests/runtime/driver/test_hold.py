@@ -15,6 +15,7 @@ from strandline.errors import JobFailedError
 from strandline.runtime.driver.batches import BatchFunction
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.generation import Generation
+from strandline.runtime.driver.progress import RunProgress
 from strandline.runtime.driver.task_managers import TaskManagers
 from strandline.runtime.protocol.address import NOWHERE
 from strandline.runtime.protocol.coordinator_calls import Registration
@@ -39,7 +40,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def generation(cluster: Cluster) -> Generation:
-    batches = BatchFunction(cluster, 1, NOBODY, NOBODY, NOBODY, NOBODY, checkpoint_every_batch=False)
+    batches = BatchFunction(cluster, 1, NOBODY, NOBODY, NOBODY, NOBODY, NOBODY, checkpoint_every_batch=False)
     return Generation(
         number=1,
         parallelism=1,
@@ -52,6 +53,7 @@ def generation(cluster: Cluster) -> Generation:
         scratch=NOBODY,
         clock=NOBODY,
         state_memory=0,
+        progress=RunProgress("visits"),
     )
 
 

@@ -21,6 +21,7 @@ from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.deployment import Deployment
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.generation import Generation
+from strandline.runtime.driver.progress import RunProgress
 from strandline.runtime.protocol.folders import socket_folder
 from strandline.runtime.protocol.messages import BackendSettings
 from strandline.storage.local import LocalStorage
@@ -95,12 +96,15 @@ def generation(cluster: Cluster, storage: LocalStorage) -> Generation:
         opened=NOBODY,
         query=NOBODY,
         start_query=NOBODY,
-        batch_function=BatchFunction(cluster, 1, protocol, NOBODY, checkpoints, NOBODY, checkpoint_every_batch=False),
+        batch_function=BatchFunction(
+            cluster, 1, protocol, NOBODY, checkpoints, NOBODY, NOBODY, checkpoint_every_batch=False
+        ),
         checkpoints=checkpoints,
         cluster=cluster,
         scratch=NOBODY,
         clock=NOBODY,
         state_memory=0,
+        progress=RunProgress(JOB),
     )
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from strandline.runtime.liveness.processes import SLOT_MODULE, kill_task_manager, mark_of_task_manager, started_at
+from strandline.runtime.liveness.processes import (
+    SLOT_MODULE,
+    exit_text,
+    kill_task_manager,
+    mark_of_task_manager,
+    started_at,
+)
 
 
 @contextmanager
@@ -45,3 +52,9 @@ def test_slots_whose_task_manager_is_gone_are_killed() -> None:
         assert kill_task_manager(manager.pid, started)
         assert slot.wait(10) < 0
         assert stranger.poll() is None
+
+
+def test_how_a_process_ended_is_said_in_words() -> None:
+    assert exit_text(-signal.SIGKILL) == "was killed by SIGKILL"
+    assert exit_text(-1000) == "was killed by signal 1000"
+    assert exit_text(3) == "ended with exit code 3"

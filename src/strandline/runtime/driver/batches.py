@@ -33,10 +33,11 @@ from strandline.errors import (
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import JOB_GROUP, Cluster
+from strandline.runtime.driver.progress import BatchWork, RunProgress
 from strandline.runtime.driver.sink_failures import function_failure, is_spark_failure, lasting_failure_in_task
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.messages import BatchTime, batch_id
-from strandline.runtime.protocol.slot_calls import NextTimers, PrepareEmpty
+from strandline.runtime.protocol.slot_calls import NextTimers, PrepareEmpty, RowCounts
 from strandline.runtime.task.batch_properties import BATCH, EPOCH, GENERATION, PROPERTIES, ROUND, STAGING, TIME
 
 if TYPE_CHECKING:
@@ -75,14 +76,16 @@ class BatchFunction:
         outlets: Outlets,
         checkpoints: Checkpoints,
         clock: Clock,
+        progress: RunProgress,
         *,
         checkpoint_every_batch: bool,
     ) -> None:
         self.generation = generation
         self.failure: StrandlineError | None = None
         self.batches = 0
-        self._rows: dict[int, int] = {}
-        """The rows that each slot has taken in, as of its last answer."""
+        self._progress = progress
+        self._counts: dict[tuple[str, int], RowCounts] = {}
+        """The rows of each subtask in the batch that it has prepared."""
         self.rounds_repeated = 0
         self.replaced_slots = 0
         self.busy = threading.Lock()
@@ -100,11 +103,6 @@ class BatchFunction:
         self._ending = threading.Event()
         self._jobs: tuple[SparkContext, str] | None = None
         """Spark, and the group to which the Spark jobs of the running batch belong."""
-
-    @property
-    def rows(self) -> int:
-        """How many rows the slots have taken in, summed over the stateful steps. A replaced slot counts from 0."""
-        return sum(list(self._rows.values()))  # a copy, because another thread may add a slot meanwhile
 
     @property
     def decided(self) -> int:
@@ -218,7 +216,7 @@ class BatchFunction:
             return files
 
         files = self._in_rounds(context, batch, when, evaluate)
-        self._commit(spark_batch, files, began)
+        self._commit(spark_batch, files, began, when)
 
     def initialize(self, frames: list[DataFrame]) -> None:
         """Send initial state to the slots of the steps that have some, as a batch of its own before Spark's first.
@@ -364,15 +362,20 @@ class BatchFunction:
 
     def _note_prepared(self, round_: Round) -> None:
         for index, status in self._cluster.collect_prepared(round_.batch, round_.number).items():
-            self._rows[index] = status.rows
             for operator, prepared in status.prepared.items():
                 if prepared is not None and tuple(prepared) == (round_.batch, round_.number):
+                    self._counts[operator, index] = status.counts[operator]
                     self._protocol.prepared(operator, index, status.incarnation, round_, None)
 
-    def _commit(self, spark_batch: int, files: list[SinkFile], began: float) -> None:
+    def _commit(self, spark_batch: int, files: list[SinkFile], began: float, when: BatchTime) -> None:
         with self._checkpoints.commit_lock:
             batch = self._decide(lambda timers: self._clock.committed(spark_batch, timers))
             self._checkpoints.committed(batch, spark_batch, files, began)
+        steps: dict[str, RowCounts] = {}
+        for (operator, _index), counts in self._counts.items():
+            steps[operator] = steps.get(operator, RowCounts()).plus(counts)
+        written = sum(file.rows for file in files)
+        self._progress.committed(BatchWork(batch, spark_batch, when, began, time.monotonic(), steps, written))
         self.batches += 1
 
     def _decide(self, on_applied: Callable[[list[NextTimers]], None]) -> int:

@@ -18,10 +18,16 @@ from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.driver.deployment import NO_RESTORE_POINT, Deployment, RestorePoint
 from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.driver.placement import rescaled_homes, spread
-from strandline.runtime.driver.recoveries import KEPT_RECOVERIES, Began, Recovery, slot_recovery
+from strandline.runtime.driver.recoveries import (
+    KEPT_RECOVERIES,
+    Began,
+    Recovery,
+    lost_slots_text,
+    slot_recovery,
+)
 from strandline.runtime.driver.restore.savepoints import SavepointTarget
 from strandline.runtime.driver.task_managers import Answers, TaskManagers
-from strandline.runtime.protocol.address import NOWHERE, Address, is_local_master
+from strandline.runtime.protocol.address import Address, is_local_master
 from strandline.runtime.protocol.calls import NOTHING, Nothing
 from strandline.runtime.protocol.coordinator_calls import (
     Acknowledgement,
@@ -113,6 +119,8 @@ class Cluster(CoordinatorCalls):
         self._spark_context = spark_context
         self.listener: CheckpointListener | None = None
         self.recoveries: deque[Recovery] = deque(maxlen=KEPT_RECOVERIES)
+        self.on_recovery: Callable[[Recovery], None] = lambda _recovery: None
+        """Called with every recovery. It must not wait."""
         self.epoch = 0
         self.failure: StrandlineError | None = None
         """The death of a background thread in a task manager or a slot of this generation."""
@@ -123,6 +131,8 @@ class Cluster(CoordinatorCalls):
         self._deployment: Deployment | None = None
         self._restore = NO_RESTORE_POINT
         self._segments = DurableSegments()
+        self._why_lost: dict[int, str] = {}
+        """Why the slots were lost that are being replaced."""
         self._closed = False
         self.abandoned = False
         """Whether the run ends at once: nobody waits for slots any more."""
@@ -165,7 +175,8 @@ class Cluster(CoordinatorCalls):
         wanted = self._managers.heartbeat(request) and not self._closed
         if wanted and request.failure is not None:
             self.failure = request.failure.error()
-            self._managers.forget(request.identity)  # it cannot go on: the next generation gets another one
+            # It cannot go on: the next generation gets another one.
+            self._managers.forget(request.identity, str(self.failure))
             wanted = False
         return HeartbeatAnswer(wanted)
 
@@ -198,7 +209,7 @@ class Cluster(CoordinatorCalls):
             older = OlderSlots(deployment.generation)
             for identity, answer in self._managers.ask(others, TaskManagerClient.end_older_slots, older):
                 if isinstance(answer, SlotLostError):
-                    self._managers.forget(identity)
+                    self._managers.forget(identity, str(answer))
             return rebuilt
 
     def set_restore_point(self, generation: int, metadata: CheckpointMetadata) -> None:
@@ -214,23 +225,29 @@ class Cluster(CoordinatorCalls):
                 )
                 self._segments.truncate(metadata.batch_id)
 
-    def lost(self) -> list[int]:
-        """Slots that do not run any more, found by asking every task manager."""
+    def lost(self) -> dict[int, str]:
+        """Slots that do not run any more, and why, found by asking every task manager."""
         with self._lock:
             assert self._deployment is not None
-            alive: set[int] = set()
+            found = {
+                index: self._why_lost.get(index, "it did not start") for index in range(self._deployment.parallelism)
+            }
             owners = {place.manager for place in self._places.values()}
             for identity, answer in self._managers.ask(owners, TaskManagerClient.describe, NOTHING):
+                own = [index for index, place in self._places.items() if place.manager == identity]
                 if isinstance(answer, StrandlineError):
                     log.warning("job %s: task manager %s is lost: %s", self.run.job, identity, answer)
-                    self._managers.forget(identity)
+                    self._managers.forget(identity, str(answer))
+                    why = self._managers.given_up.get(identity, str(answer))
+                    found.update(dict.fromkeys(own, f"task manager {identity} is lost: {why}"))
                     continue
-                alive |= {
-                    index
-                    for index, slot in answer.slots.items()
-                    if slot.alive and self._places.get(index, _NOT_PLACED).manager == identity
-                }
-            return [index for index in range(self._deployment.parallelism) if index not in alive]
+                for index in own:
+                    slot = answer.slots.get(index)
+                    if slot is not None and slot.alive:
+                        found.pop(index, None)
+                    else:
+                        found[index] = (slot.ended if slot is not None else "") or "its process is gone"
+            return found
 
     @property
     def epoch_name(self) -> str:
@@ -261,7 +278,9 @@ class Cluster(CoordinatorCalls):
                 identity,
                 self.run.heartbeat_timeout,
             )
-            self._managers.forget(identity)
+            self._managers.forget(
+                identity, f"it has been silent for {self.run.heartbeat_timeout:g} s (heartbeat_timeout)"
+            )
         return any(not one.nearby for one in silent.values())
 
     def recover(self, decided_batch: int) -> list[int]:
@@ -269,13 +288,22 @@ class Cluster(CoordinatorCalls):
         with self._lock:
             if self.abandoned:
                 raise SlotLostError(f"job {self.run.job}: the run ends")
-            missing = self.lost()
+            lost = self.lost()
+            missing = sorted(lost)
             if missing:
-                log.warning("job %s: replacing slots %s at batch %d", self.run.job, missing, decided_batch)
+                why = lost_slots_text(lost)
+                log.warning("job %s: replacing slots %s at batch %d: %s", self.run.job, missing, decided_batch, why)
+                self._why_lost = lost  # for the next attempt, if this one fails
                 began = Began.now()
                 rebuilt = self._start(missing, decided_batch)
-                self.recoveries.append(slot_recovery(began, decided_batch, rebuilt))
+                self._why_lost = {}
+                self.note_recovery(slot_recovery(began, decided_batch, rebuilt, why))
             return missing
+
+    def note_recovery(self, recovery: Recovery) -> None:
+        """Keep the record of a recovery, and tell whoever listens."""
+        self.recoveries.append(recovery)
+        self.on_recovery(recovery)
 
     def _start(self, indices: Sequence[int], decided_batch: int) -> dict[int, list[Rebuilt]]:
         """Start slots at `decided_batch`; each returns to its task manager if that lives."""
@@ -321,7 +349,7 @@ class Cluster(CoordinatorCalls):
         homes = {index: self._homes[index] for index in indices if self._homes.get(index) in self._managers}
         for identity, answer in self._managers.ask(set(homes.values()), TaskManagerClient.describe, NOTHING):
             if isinstance(answer, StrandlineError):
-                self._managers.forget(identity)
+                self._managers.forget(identity, str(answer))
                 homes = {index: home for index, home in homes.items() if home != identity}
         homeless = [index for index in indices if index not in homes]
         if homeless:
@@ -496,7 +524,7 @@ class Cluster(CoordinatorCalls):
             log.warning("job %s: %s: %s", self.run.job, identity, answer)
             silent = isinstance(answer, SlotLostError)  # any other error is an answer, such as a refusal of old news
             if silent and all(place.manager != identity for place in list(self._places.values())):
-                self._managers.forget(identity)
+                self._managers.forget(identity, str(answer))
 
     def abandon(self) -> None:
         """End all calls and Spark jobs of the cluster that are under way, because the run ends at once."""
@@ -518,4 +546,3 @@ class Cluster(CoordinatorCalls):
 
 _RAISED = re.compile(r"(?:strandline\.)?errors\.\w+: .*")
 """An error of ours in the text of an error of Spark's."""
-_NOT_PLACED = Place("", NOWHERE)

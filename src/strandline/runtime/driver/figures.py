@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import StrandlineError
@@ -42,8 +43,51 @@ class StateMemory(Facts, frozen=True):
     most_used_bytes: int = 0
 
 
+class SourceFigures(Facts, frozen=True):
+    """One stream that the job reads.
+
+    Attributes:
+        description: Spark's description of the source.
+        rows: Rows that the run has read from it. A source with two readers counts once.
+        offset: Where the source stands after the last batch, as Spark writes it; None before the first batch.
+        offsets_behind: How far the source is behind its newest offset, if Spark's report says so, as it does for Kafka:
+            the sum over its partitions. Else None.
+    """
+
+    description: str
+    rows: int = 0
+    offset: Any = None
+    offsets_behind: int | None = None
+
+
+class StepFigures(Facts, frozen=True):
+    """One stateful step, summed over its subtasks.
+
+    Attributes:
+        rows_in: Rows that the step took in.
+        rows_out: Rows that it gave, to all its outputs.
+        late_rows: Rows among those it took in that came too late.
+        watermark_ms: The watermark of the step in the last batch, in milliseconds since the epoch; None without one.
+        state_bytes: The size of its state.
+        state_memory_bytes: The part of its state that is in memory.
+        estimated_keys: About how many keys its state store holds: one for every value, list element, map entry and
+            timer. An estimate of RocksDB's, in which keys that were overwritten may count again. Exact with the heap
+            backend.
+    """
+
+    rows_in: int = 0
+    rows_out: int = 0
+    late_rows: int = 0
+    watermark_ms: int | None = None
+    state_bytes: int = 0
+    state_memory_bytes: int = 0
+    estimated_keys: int = 0
+
+
 class RunFigures(Facts, frozen=True):
-    """Counts of a run. While no generation runs, the counts are those of the last one, and the sizes are 0.
+    """Figures of a run. After its end, and while it restarts, they are the last ones that were known.
+
+    Rows are those of committed batches. Rows that the run computes again after it went back to a checkpoint count once.
 
     Attributes:
         status: Where the run stands.
@@ -53,10 +97,20 @@ class RunFigures(Facts, frozen=True):
         generation: The number of the current generation; every start, restart and rescale of the job begins one.
         parallelism: The number of subtasks of each stateful step.
         batches: Micro-batches that the current generation has committed.
-        rows: Rows that the current slots have processed, summed over the stateful steps.
-        late_rows: Rows among them that were too late for their step.
+        rows: Rows that the run has read from its sources. Each row counts once, however many steps read it. Spark
+            counts them, and reports them just after the batch is committed.
+        rows_out: Rows that the run has given to its sinks: those in Parquet files, and those of the steps whose output
+            goes to a `ForeachBatchSink`.
+        rows_per_second: `rows` per second, over the batches that ended in the last minute.
+        rows_out_per_second: `rows_out` per second, likewise.
+        batch_duration_ms: How long the last batch took, from its start to its commit.
+        watermark_ms: The watermark of the last batch, in milliseconds since the epoch; None without event time.
+        watermark_lag_ms: How far the watermark is behind the time of day: of a run that is over, behind its last batch.
+        late_rows: Rows that were too late for their step, summed over the steps.
         state_bytes: The size of the state.
         state_memory_bytes: The part of the state that is in memory.
+        sources: The streams that the job reads, in the order of `job.source(...)`.
+        steps: The stateful steps, by their uid.
         restore: What it took to bring the state back when the current generation started.
         state_memory: The memory budget of the state, and its use.
         changelog: What the changelog holds and costs; None if the changelog is off.
@@ -70,12 +124,32 @@ class RunFigures(Facts, frozen=True):
     parallelism: int = 0
     batches: int = 0
     rows: int = 0
+    rows_out: int = 0
+    rows_per_second: float = 0.0
+    rows_out_per_second: float = 0.0
+    batch_duration_ms: float = 0.0
+    watermark_ms: int | None = None
+    watermark_lag_ms: int | None = None
     late_rows: int = 0
     state_bytes: int = 0
     state_memory_bytes: int = 0
+    sources: tuple[SourceFigures, ...] = ()
+    steps: dict[str, StepFigures] = {}
     restore: RestoreFigures = RestoreFigures()
     state_memory: StateMemory = StateMemory()
     changelog: ChangelogFigures | None = None
+
+    def __repr__(self) -> str:
+        facts = [
+            f"{self.batches:,} batches",
+            f"{self.rows:,} rows in ({self.rows_per_second:,.0f}/s)",
+            f"{self.rows_out:,} out ({self.rows_out_per_second:,.0f}/s)",
+            f"{self.late_rows:,} late",
+            f"{self.state_bytes:,} bytes of state in {len(self.steps)} steps",
+        ]
+        if self.watermark_lag_ms is not None:
+            facts.append(f"watermark {self.watermark_lag_ms / 1000:,.0f} s behind")
+        return f"<RunFigures {self.status}: {', '.join(facts)}, {self.restarts} restarts>"
 
 
 class SlotProcess(Facts, frozen=True):

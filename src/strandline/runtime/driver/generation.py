@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import pickle
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from strandline.errors import StrandlineError
 from strandline.runtime.driver.batches import BatchFunction, error_in_task
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Cluster
-from strandline.runtime.driver.figures import RestoreFigures, RunFigures, StateMemory
-from strandline.runtime.driver.recoveries import Recovery
+from strandline.runtime.driver.figures import RestoreFigures
+from strandline.runtime.driver.progress import RunProgress, reports_after
+from strandline.runtime.driver.recoveries import Recovery, first_line
 from strandline.runtime.driver.scratch_folder import ScratchFolder
+from strandline.runtime.liveness.threads import BackgroundThread
 from strandline.runtime.protocol.slot_calls import Query
 from strandline.state.handles.query import answer_of_owner
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+FIGURES_EVERY = 1.0
+"""Seconds between two times that figures are taken."""
+REPORT_PATIENCE = 2.0
+"""For how many seconds the end of a run waits for Spark's report on the last batch."""
 LEAST_PATIENCE = 0.2
 """Seconds that each part of a run gets at least to end."""
 
@@ -47,6 +52,7 @@ class Generation:
         scratch: ScratchFolder,
         clock: Clock,
         state_memory: int,
+        progress: RunProgress,
     ) -> None:
         self.number = number
         self.parallelism = parallelism
@@ -60,6 +66,23 @@ class Generation:
         self._scratch = scratch
         self._clock = clock
         self._state_memory = state_memory
+        self._progress = progress
+        self._reported = -1
+        """The last batch, by Spark's number, that Spark's reports were read up to."""
+        self._looking = threading.Lock()
+        """Held by whoever reads Spark's reports. Nobody takes another lock but that of the progress meanwhile."""
+        self._closed = threading.Event()
+        self._figures = BackgroundThread("figures", self._take_figures, self._figures_failed)
+        self._dead_thread: StrandlineError | None = None
+
+    def start_figures(self) -> None:
+        """Take figures once a second from now on."""
+        self._figures.start()
+
+    @property
+    def restore(self) -> RestoreFigures:
+        """What it took to bring the state back."""
+        return RestoreFigures(self.opened.duration_ms, self.opened.local_bytes, self.opened.durable_bytes)
 
     # --- watching --------------------------------------------------------------------------------
 
@@ -73,6 +96,7 @@ class Generation:
                 failure = self._failure()
                 if failure is not None or not self._clock.watermark_moved():
                     return failure
+                self.read_reports()  # of the query that has ended
                 self._clock.tick()  # the sources are drained, but their last rows moved the watermark
                 self._query = self._start_query()
             failure = self._replace_lost_slots(asked_to_end)
@@ -83,6 +107,8 @@ class Generation:
         return None
 
     def _failure(self) -> StrandlineError | None:
+        if self._dead_thread is not None:
+            return self._dead_thread
         if self.checkpoints.failure is not None:
             return self.checkpoints.failure
         if self._cluster.failure is not None:
@@ -155,28 +181,37 @@ class Generation:
         found = [pickle.loads(answer) for answer in self._cluster.query(Query(uid, state, pickle.dumps(key)))]
         return answer_of_owner(found)
 
-    def figures(self, of_run: RunFigures) -> RunFigures:
-        """`of_run` with the figures of this generation. Slots that do not answer are left out."""
-        slots = self._cluster.slot_figures()
-        operators = [figures for slot in slots for figures in slot.operators.values()]
-        return msgspec.structs.replace(
-            of_run,
-            generation=self.number,
-            parallelism=self.parallelism,
-            batches=self.batch_function.batches,
-            rows=sum(figures.rows for figures in operators),
-            late_rows=sum(figures.late_rows for figures in operators),
-            state_bytes=sum(figures.state_bytes for figures in operators),
-            state_memory_bytes=sum(figures.memory_bytes for figures in operators),
-            restore=RestoreFigures(self.opened.duration_ms, self.opened.local_bytes, self.opened.durable_bytes),
-            state_memory=StateMemory(
-                executor_budget_bytes=self._state_memory,
-                slot_budget_bytes=min((slot.budget_bytes for slot in slots), default=0),
-                used_bytes=sum(slot.used_bytes for slot in slots),
-                most_used_bytes=max((slot.used_bytes for slot in slots), default=0),
-            ),
-            changelog=self._cluster.changelog_figures(),
-        )
+    # --- figures -----------------------------------------------------------------------------------
+
+    def read_reports(self) -> None:
+        """Read what Spark has reported since the last time."""
+        try:
+            with self._looking:
+                for report in reports_after(self._query, self._reported):
+                    self._reported = report["batchId"]
+                    self._progress.reported(report)
+        except Exception as error:  # noqa: BLE001 - Py4J raises many types while the JVM ends; figures are only figures
+            log.info("Spark's reports cannot be read: %s", first_line(str(error)))
+
+    def refresh_figures(self) -> None:
+        """Read Spark's reports, and ask every slot what its state takes up."""
+        self.read_reports()
+        self._progress.sampled(self._cluster.slot_figures(), self._state_memory, self._cluster.changelog_figures())
+
+    def settle_figures(self, patience: float = REPORT_PATIENCE) -> None:
+        """Take the last figures, after `hold`. Spark reports on the last batch as soon as the batch function ends."""
+        deadline = time.monotonic() + patience
+        self.refresh_figures()
+        while self._progress.waits_for_report and time.monotonic() < deadline:
+            time.sleep(0.01)
+            self.read_reports()
+
+    def _take_figures(self) -> None:
+        while not self._closed.wait(FIGURES_EVERY):
+            self.refresh_figures()
+
+    def _figures_failed(self, error: StrandlineError) -> None:
+        self._dead_thread = error
 
     def close(self, patience: float | None = None) -> None:
         """End the query and the checkpoints. The cluster ends the slots.
@@ -184,6 +219,8 @@ class Generation:
         With `patience`, they get about so many seconds. What takes longer ends in the background.
         """
         began = time.monotonic()
+        self._closed.set()
+        self.read_reports()
         self.batch_function.end(self._stop_query, lambda: self._query.isActive, patience)
         left = None if patience is None else max(LEAST_PATIENCE, began + patience - time.monotonic())
         self.checkpoints.close(left)

@@ -30,6 +30,7 @@ from strandline.runtime.driver.deployment import Deployment, RestorePoint
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.plan import Graph, Wiring
+from strandline.runtime.driver.progress import RunProgress, Shape
 from strandline.runtime.driver.query_settings import query_settings
 from strandline.runtime.driver.recoveries import Began, Recovery, slot_recovery
 from strandline.runtime.driver.restore.empty_output import make_readable
@@ -65,6 +66,7 @@ class RunContext:
     graph: Graph
     cluster: Cluster
     history: CheckpointHistory
+    progress: RunProgress
     available_now: bool
     allow_non_restored: bool
     """Whether restored state that the job does not declare any more may be dropped."""
@@ -228,7 +230,7 @@ class _Opening:
         rebuilt = cluster.deploy(self._deployment(claim))
         opened = slot_recovery(self._began, claim.restored_batch, rebuilt)
         if self._request.after_failure is not None:
-            cluster.recoveries.append(replace(opened, kind="restart", reason=str(self._request.after_failure)))
+            cluster.note_recovery(replace(opened, kind="restart", reason=str(self._request.after_failure)))
         if claim.restored is not None and claim.restored_path is not None:
             self._run.history.record_restored(
                 RestoredCheckpoint(claim.restored.checkpoint_id, claim.restored_path, claim.restored.kind, time.time())
@@ -299,7 +301,18 @@ class _Opening:
             planned.outlets,
             checkpoints,
             planned.clock,
+            run.progress,
             checkpoint_every_batch=self._config.checkpoint_every_batch,
+        )
+        run.progress.begin(
+            Shape(
+                claim.generation,
+                self._parallelism,
+                claim.restored_batch,
+                planned.source_places,
+                run.graph.steps_of_functions(),
+            ),
+            self._uids,
         )
         writer = self._writer(planned, batch_function)
 
@@ -311,7 +324,7 @@ class _Opening:
         restored = claim.restored.operators if claim.restored is not None else ()
         with query_settings(run.spark):
             batch_function.initialize(run.graph.initial_rows(planned.wiring, restored))
-        return Generation(
+        generation = Generation(
             number=claim.generation,
             parallelism=self._parallelism,
             opened=opened,
@@ -323,7 +336,10 @@ class _Opening:
             scratch=planned.scratch,
             clock=planned.clock,
             state_memory=self._config.state_memory,
+            progress=run.progress,
         )
+        generation.start_figures()
+        return generation
 
     def _checkpoints(self, claimed: _Claimed, planned: _Planned) -> Checkpoints:
         config, claim, scratch, places = self._config, claimed.claim, planned.scratch.path, planned.source_places

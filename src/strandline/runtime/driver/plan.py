@@ -171,6 +171,18 @@ class Graph:
                 used.append(leaf)
         return tuple(map(used.index, found))
 
+    def steps_of_functions(self) -> frozenset[str]:
+        """The steps whose output reaches a `ForeachBatchSink` without passing another step."""
+        found: set[str] = set()
+        todo = [node for node, sink in self.sinks if isinstance(sink, ForeachBatchSink)]
+        while todo:
+            node = todo.pop()
+            if isinstance(node, StatefulNode):
+                found.add(node.operator.uid)
+            else:
+                todo += _parents(node)
+        return frozenset(found)
+
     def initial_rows(self, wiring: Wiring, restored: Container[str]) -> list[DataFrame]:
         """Frames that send initial state to the slots when they are evaluated, for steps that are not `restored`."""
         return [

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal
 
 from strandline.runtime.protocol.messages import Rebuilt
@@ -38,6 +39,13 @@ class Rescaling:
     durable_bytes: int
     """Bytes that slots read from durable storage."""
 
+    def __repr__(self) -> str:
+        return (
+            f"<Rescaling {_utc(self.time)} from {self.parallelism_before} to {self.parallelism} subtasks after batch "
+            f"{self.batch}: {self.duration_ms:,.0f} ms, paused {self.pause_ms:,.0f} ms, {self.moved_key_groups} key "
+            "groups moved>"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
@@ -57,7 +65,15 @@ class Recovery:
     durable_bytes: int
     """Bytes that slots read from durable storage."""
     reason: str = ""
-    """The error that caused a restart."""
+    """The error that caused a restart; or how each of the slots was lost."""
+
+    def __repr__(self) -> str:
+        what = "restart" if self.kind == "restart" else f"slots {', '.join(map(str, self.slots))}"
+        read = f"{self.local_bytes:,} bytes from local disks, {self.durable_bytes:,} from storage"
+        return (
+            f"<Recovery {_utc(self.time)} {what} at batch {self.batch}: {self.duration_ms:,.0f} ms, {read}; "
+            f"{first_line(self.reason)}>"
+        )
 
 
 def moved_key_groups(before: int, after: int, max_parallelism: int) -> int:
@@ -91,7 +107,26 @@ class Began:
         return ((time.monotonic() if steady is None else steady) - self.steady) * 1000
 
 
-def slot_recovery(began: Began, batch: int, rebuilt: Mapping[int, Sequence[Rebuilt]]) -> Recovery:
+def lost_slots_text(lost: Mapping[int, str]) -> str:
+    """Why slots were lost, in one line: `slot 0: …; slots 1, 2: …`."""
+    slots: dict[str, list[int]] = {}
+    for index, why in sorted(lost.items()):
+        slots.setdefault(first_line(why), []).append(index)
+    return "; ".join(
+        f"slot{'s' if len(some) > 1 else ''} {', '.join(map(str, some))}: {why}" for why, some in slots.items()
+    )
+
+
+def first_line(text: str) -> str:
+    """The beginning of a text that may hold a whole traceback."""
+    return next(iter(text.splitlines()), "")[:200]
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def slot_recovery(began: Began, batch: int, rebuilt: Mapping[int, Sequence[Rebuilt]], reason: str = "") -> Recovery:
     """The record of slots that were rebuilt at `batch`, from `began` until now."""
     states = [state for some in rebuilt.values() for state in some]
     return Recovery(
@@ -102,4 +137,5 @@ def slot_recovery(began: Began, batch: int, rebuilt: Mapping[int, Sequence[Rebui
         duration_ms=began.ms_until(),
         local_bytes=sum(state.local_bytes for state in states),
         durable_bytes=sum(state.durable_bytes for state in states),
+        reason=reason,
     )

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from strandline.checkpoint.stats import CheckpointHistory, CheckpointStats
@@ -25,16 +25,19 @@ from strandline.runtime.driver.batches import FATAL
 from strandline.runtime.driver.checkpoint_requests import CheckpointFailedError, CheckpointInterruptedError
 from strandline.runtime.driver.cluster import CLOSE_PATIENCE, Cluster
 from strandline.runtime.driver.cluster_setup import absolute_location, make_cluster
-from strandline.runtime.driver.figures import RunFigures, RunProcesses, RunSummary, run_processes
+from strandline.runtime.driver.events import CheckpointEnded, Progressed, Recovered, RunEvent, Terminated
+from strandline.runtime.driver.figures import RestoreFigures, RunFigures, RunProcesses, RunSummary, run_processes
 from strandline.runtime.driver.generation import LEAST_PATIENCE, Generation
 from strandline.runtime.driver.left_runs import end_at_exit
 from strandline.runtime.driver.opening import GenerationRequest, RunContext, open_generation
 from strandline.runtime.driver.plan import Graph
+from strandline.runtime.driver.progress import RunProgress
 from strandline.runtime.driver.recoveries import Began, Recovery, Rescaling
 from strandline.runtime.driver.rescaling import RescaleRequest
 from strandline.runtime.driver.restart import RestartStrategy
 from strandline.runtime.driver.restore.savepoints import SavepointFormat, SavepointTarget
 from strandline.runtime.driver.restore.takeover import Restore
+from strandline.runtime.driver.run_figures import with_progress
 from strandline.runtime.driver.status import RunStatus
 
 if TYPE_CHECKING:
@@ -74,7 +77,7 @@ class _Totals:
     generation: int = 0
     parallelism: int = 0
     batches: int = 0
-    rows: int = 0
+    restore: RestoreFigures = field(default_factory=RestoreFigures)
 
     def plus(self, generation: Generation) -> _Totals:
         work = generation.batch_function
@@ -84,7 +87,7 @@ class _Totals:
             generation.number,
             generation.parallelism,
             work.batches,
-            work.rows,
+            generation.restore,
         )
 
 
@@ -105,7 +108,9 @@ class Run:
         available_now: bool,
         restore: Restore | None = None,
         allow_non_restored: bool = False,
+        on_event: Callable[[RunEvent], None] = lambda _event: None,
     ) -> None:
+        """`on_event` learns what happens. It must not wait."""
         self.name = name
         self.status = RunStatus.STARTING
         self.error: StrandlineError | None = None
@@ -116,7 +121,9 @@ class Run:
         self._available_now = available_now
         self._restore = restore
         self._allow_non_restored = allow_non_restored
-        self._history = CheckpointHistory()
+        self._on_event = on_event
+        self._history = CheckpointHistory(on_end=lambda stats: on_event(CheckpointEnded(stats)))
+        self._progress = RunProgress(name, lambda report: on_event(Progressed(report)))
         self._strategy = RestartStrategy.of(config)
         self._generation: Generation | None = None
         self._last_claimed: int | None = None
@@ -139,6 +146,7 @@ class Run:
     def begin(self) -> None:
         """Start the first generation. Raises what is wrong with the job, its options or its checkpoint."""
         self._cluster = make_cluster(self.name, self._spark, self._config)
+        self._cluster.on_recovery = lambda recovery: self._on_event(Recovered(recovery))
         try:
             self._open_generation()
         except BaseException:
@@ -158,6 +166,7 @@ class Run:
             self._graph,
             self._cluster,
             self._history,
+            self._progress,
             available_now=self._available_now,
             allow_non_restored=self._allow_non_restored,
             on_claim=self._claimed,
@@ -229,6 +238,7 @@ class Run:
             request.step("taking a checkpoint")
             generation.checkpoints.take_tolerantly(generation.heal)
             request.covered = Began.now()
+            generation.settle_figures()
         except StrandlineError as error:
             request.result.set_exception(error)
             generation.batch_function.go_on()
@@ -272,6 +282,7 @@ class Run:
             generation.checkpoints.take_tolerantly(generation.heal)
         except StrandlineError as error:
             return error
+        generation.settle_figures()
         self._end(generation, RunStatus.FINISHED)
         return None
 
@@ -315,6 +326,7 @@ class Run:
             self._close_generation(self._generation)
         self._close_cluster()
         self._set_status(RunStatus.FAILED)
+        self._on_event(Terminated())
         self._done.set()
 
     def _end(self, generation: Generation | None, status: RunStatus, patience: _Patience = AS_LONG_AS_IT_TAKES) -> None:
@@ -323,6 +335,7 @@ class Run:
         if self._cluster is not None:
             self._cluster.close(patience.cluster)
         self._set_status(status)
+        self._on_event(Terminated())
         self._done.set()
 
     def _close_cluster(self) -> None:
@@ -403,7 +416,7 @@ class Run:
             status=self.status,
             generation=counts.generation,
             batches=counts.batches,
-            rows=counts.rows,
+            rows=self._progress.rows,
             last_checkpoint=self._history.last_completed,
             error=self.error,
         )
@@ -470,6 +483,7 @@ class Run:
             generation.checkpoints.take_tolerantly(generation.heal)
             if savepoint_dir is not None:
                 made.append(self._savepoint(generation, savepoint_dir, format_, generation.heal))
+            generation.settle_figures()
 
         self._end_on_request(RunStatus.STOPPED, finish)
         return made[0] if made else None
@@ -554,9 +568,12 @@ class Run:
         return run_processes(self._cluster.processes())
 
     def figures(self) -> RunFigures:
-        """Counts of the whole run, and figures of its generation; if none runs, counts of the last one."""
-        generation, counts = self._generation, self._counts()
-        figures = RunFigures(
+        """Figures of the run: fresh ones while a generation runs, else the last ones."""
+        generation = self._generation
+        if generation is not None and not self._done.is_set():
+            generation.refresh_figures()
+        counts = self._counts()
+        of_run = RunFigures(
             self.status,
             self.restarts,
             counts.rounds_repeated,
@@ -564,9 +581,16 @@ class Run:
             generation=counts.generation,
             parallelism=counts.parallelism,
             batches=counts.batches,
-            rows=counts.rows,
+            restore=counts.restore,
         )
-        return figures if generation is None else generation.figures(figures)
+        return with_progress(of_run, self._progress)
+
+    def recent_progress(self) -> list[dict[str, Any]]:
+        """The reports on the last batches, oldest first."""
+        generation = self._generation
+        if generation is not None and not self._done.is_set():
+            generation.read_reports()
+        return self._progress.recent()
 
     def _counts(self) -> _Totals:
         generation = self._generation

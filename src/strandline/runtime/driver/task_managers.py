@@ -63,8 +63,8 @@ class TaskManagers:
 
     def __init__(self, timeout: float) -> None:
         """A task manager that is silent for `timeout` seconds counts as lost."""
-        self.given_up: set[str] = set()
-        """Those that were lost, or are not wanted any more. An executor that has one of them gets another one."""
+        self.given_up: dict[str, str] = {}
+        """Those that were lost, or are not wanted any more, and why. Their executors get other ones."""
         self._timeout = timeout
         self._abandoned = False
         self._known: dict[str, RegisteredTaskManager] = {}
@@ -85,11 +85,11 @@ class TaskManagers:
     def register(self, registration: Registration, client: TaskManagerClient) -> None:
         self._known[registration.identity] = RegisteredTaskManager(client, registration)
 
-    def forget(self, identity: str) -> None:
+    def forget(self, identity: str, why: str) -> None:
         """Give a task manager up. It is killed if that is possible, and calls to it end."""
         known = self._known.pop(identity, None)
         if known is not None:
-            self.given_up.add(identity)
+            self.given_up[identity] = why
             known.kill()
             known.client.abandon()
 

@@ -55,6 +55,16 @@ def progress(pid: int) -> tuple[float, int]:
     return used, moved.read_bytes + moved.write_bytes
 
 
+def exit_text(code: int) -> str:
+    """How a process ended, by its exit code as `subprocess` gives it: negative for a signal."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
 def mark_of_task_manager(pid: int, started: int) -> str:
     """An argument of every slot, which says whose slot it is."""
     return f"task-manager-{pid}-{started}"

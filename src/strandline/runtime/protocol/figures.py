@@ -13,7 +13,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as plain values that `json.dumps` takes: dicts, lists, numbers and texts."""
-        fields: dict[str, Any] = msgspec.to_builtins(self)
+        fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return fields
 
 

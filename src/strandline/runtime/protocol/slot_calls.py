@@ -28,6 +28,22 @@ class BatchFailure(msgspec.Struct, frozen=True):
     failure: Failure
 
 
+class RowCounts(msgspec.Struct, frozen=True):
+    """How many rows a step took in and gave in one batch."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    """To all its outputs."""
+    late_rows: int = 0
+    """Rows among those it took in that came too late."""
+
+    def plus(self, other: RowCounts) -> RowCounts:
+        return RowCounts(self.rows_in + other.rows_in, self.rows_out + other.rows_out, self.late_rows + other.late_rows)
+
+    def minus(self, other: RowCounts) -> RowCounts:
+        return RowCounts(self.rows_in - other.rows_in, self.rows_out - other.rows_out, self.late_rows - other.late_rows)
+
+
 class SlotStatus(msgspec.Struct, frozen=True):
     """Where a slot stands."""
 
@@ -38,22 +54,21 @@ class SlotStatus(msgspec.Struct, frozen=True):
     """The segments of what is prepared."""
     committed: dict[str, int]
     """The last committed batch of each operator."""
-    rows: int
-    """How many rows the operators have taken in, all together, since the slot started."""
+    counts: dict[str, RowCounts]
+    """The rows of what each operator has prepared."""
     failure: BatchFailure | None
 
 
 class OperatorFigures(msgspec.Struct, frozen=True):
-    """What one operator has done in a slot, and what its state takes up."""
+    """What the state of one operator takes up in a slot."""
 
-    rows: int
-    late_rows: int
     state_bytes: int
     memory_bytes: int
+    estimated_keys: int
 
 
 class SlotFigures(msgspec.Struct, frozen=True):
-    """What each operator has done and holds, and what the slot's state takes of its memory."""
+    """What the state of each operator takes up, and what the slot's state takes of its memory."""
 
     operators: dict[str, OperatorFigures]
     budget_bytes: int
@@ -160,7 +175,7 @@ class SlotCalls(ABC):
     @call(deadline=QUICK)
     @abstractmethod
     def figures(self, request: Nothing) -> SlotFigures:
-        """What the slot has done and holds."""
+        """What the slot's state takes up."""
 
     @call(deadline=10.0)
     @abstractmethod

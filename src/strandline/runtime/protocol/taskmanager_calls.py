@@ -74,6 +74,8 @@ class SlotProcessInfo(msgspec.Struct, frozen=True):
 
     pid: int
     alive: bool
+    ended: str = ""
+    """Why the process does not run any more; empty while it runs."""
 
 
 class TaskManagerInfo(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from strandline.operators.base import BatchInfo, Operator, TimeMode
 from strandline.runtime.protocol.exchange import ExchangeHeader
 from strandline.runtime.protocol.messages import Sealed, SlotSpec, SnapshotReport
 from strandline.runtime.protocol.side_outputs import combined, output_schema_of
-from strandline.runtime.protocol.slot_calls import OperatorFigures
+from strandline.runtime.protocol.slot_calls import OperatorFigures, RowCounts
 from strandline.runtime.slot.batch_output import BatchOutput
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
@@ -28,6 +28,9 @@ from strandline.state.batch.segment import Chunk, Segment, SegmentHeader, write_
 from strandline.state.handles.query import answer_of_owner, encode_key, read_state
 
 log = logging.getLogger(__name__)
+
+APPLY_PATIENCE = 1.0
+"""For how many seconds figures wait until the last commit is applied."""
 
 WriteSnapshot = Callable[[int, Snapshot, int], tuple[list[SnapshotFile], float]]
 """Writes the snapshot of a checkpoint at a batch; returns its files, and how many milliseconds that took."""
@@ -44,6 +47,7 @@ class PreparedBatch:
     """The net changes in order, as they are in the segment; None if they are too many to be held in memory."""
     segment: Segment
     output: BatchOutput
+    counts: RowCounts
 
     def discard(self) -> None:
         self.changes.discard()
@@ -59,6 +63,19 @@ class LocalSnapshot:
     batch: int
     sync_ms: float
     written: Future[tuple[list[SnapshotFile], float]]
+
+
+class _Counted(Iterator[pa.RecordBatch]):
+    """Batches of rows, counted as they are read."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self.rows = 0
+        self._batches = batches
+
+    def __next__(self) -> pa.RecordBatch:
+        batch = next(self._batches)
+        self.rows += batch.num_rows
+        return batch
 
 
 class OperatorSlot:
@@ -87,15 +104,17 @@ class OperatorSlot:
         self._savepoints = ThreadPoolExecutor(1, thread_name_prefix=f"savepoint-{operator.uid}")
         self._snapshots: dict[int, LocalSnapshot] = {}
         self._newest_snapshot: int | None = None
-        self.rows = 0
-        """How many rows the operator has taken in since the slot started."""
-        self._late_rows = 0
         self._ran = False
         self.output_schema = output_schema_of(operator)
 
     def prepared(self) -> tuple[int, int] | None:
         held = self._prepared
         return (held.batch, held.round) if held else None
+
+    def counts(self) -> RowCounts:
+        """The rows of what is prepared."""
+        held = self._prepared
+        return held.counts if held else RowCounts()
 
     def sealed(self) -> Sealed | None:
         """The segment of what is prepared."""
@@ -167,7 +186,8 @@ class OperatorSlot:
             when = header.time
             batch = BatchInfo(header.batch, when.processing_ms, when.watermark_ms, when.late_watermark_ms)
             work = self.operator.run_initial if header.initial else self.operator.run
-            for produced in work(self._counted(rows), changes, batch):
+            counted = _Counted(rows)
+            for produced in work(counted, changes, batch):
                 output.append(combined(produced, self.output_schema, self.operator))
             self._ran = True
             output.seal()
@@ -183,12 +203,8 @@ class OperatorSlot:
             changes.discard()
             output.discard()
             raise
-        return PreparedBatch(header.batch, header.round, changes, chunks, segment, output)
-
-    def _counted(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in rows:
-            self.rows += batch.num_rows
-            yield batch
+        counts = RowCounts(counted.rows, output.rows, self.operator.late_rows)
+        return PreparedBatch(header.batch, header.round, changes, chunks, segment, output, counts)
 
     def discard(self, begun: tuple[int, int] | None = None) -> None:
         """Drop what was prepared before the round `begun`; None: whatever is prepared.
@@ -215,7 +231,6 @@ class OperatorSlot:
                 raise StaleAttemptError(f"operator {self.operator.uid}: batch {batch} is not prepared")
             self._prepared = None
             self.committed = batch
-            self._late_rows += self.operator.late_rows
             self._applied = self._worker.submit(self._apply, held)
 
     def _apply(self, held: PreparedBatch) -> None:
@@ -323,12 +338,12 @@ class OperatorSlot:
         )
 
     def figures(self) -> OperatorFigures:
-        """Rows worked on by this incarnation, and what its state takes up."""
+        """What the state takes up. The last committed batch is part of it, unless that takes long to apply."""
+        wait([self._applied], timeout=APPLY_PATIENCE)
         return OperatorFigures(
-            rows=self.rows,
-            late_rows=self._late_rows,
             state_bytes=self._backend.size_bytes(),
             memory_bytes=self._backend.memory_bytes(),
+            estimated_keys=self._backend.estimated_keys(),
         )
 
     def close(self) -> None:

@@ -173,7 +173,7 @@ class Slot(SlotCalls):
             prepared={uid: op.prepared() for uid, op in self.operators.items()},
             sealed=[sealed for op in self.operators.values() if (sealed := op.sealed()) is not None],
             committed={uid: op.committed for uid, op in self.operators.items()},
-            rows=sum(op.rows for op in self.operators.values()),
+            counts={uid: op.counts() for uid, op in self.operators.items()},
             failure=self._failure,
         )
 

@@ -210,7 +210,9 @@ class TaskManager(TaskManagerCalls):
             self._durability.end()
 
     def describe(self, request: Nothing) -> TaskManagerInfo:
-        slots = {slot.spec.index: SlotProcessInfo(slot.process.pid, slot.alive()) for slot in self._slots.all()}
+        slots = {
+            slot.spec.index: SlotProcessInfo(slot.process.pid, slot.alive(), slot.ended()) for slot in self._slots.all()
+        }
         return TaskManagerInfo(self.identity, os.getpid(), slots)
 
     # --- batches ---------------------------------------------------------------------------------

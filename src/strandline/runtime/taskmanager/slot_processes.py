@@ -19,7 +19,7 @@ from typing import IO, TypeVar, cast
 import msgspec
 
 from strandline.errors import SlotLostError, StrandlineError
-from strandline.runtime.liveness.processes import mark_of_task_manager, started_at
+from strandline.runtime.liveness.processes import exit_text, mark_of_task_manager, started_at
 from strandline.runtime.liveness.threads import OnFailure
 from strandline.runtime.protocol.calls import LONG, NOTHING
 from strandline.runtime.protocol.failures import Failure
@@ -58,6 +58,13 @@ class SlotProcess:
 
     def alive(self) -> bool:
         return self.process.poll() is None
+
+    def ended(self) -> str:
+        """Why the process does not run any more; empty while it runs."""
+        code = self.process.poll()
+        if code is None:
+            return ""
+        return self.watch.killed or f"its process {self.process.pid} {exit_text(code)}"
 
     def end(self) -> None:
         """Kill the process. Its state is in its files, so nothing needs to be closed."""

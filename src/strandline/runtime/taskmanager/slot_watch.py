@@ -32,6 +32,8 @@ class SlotWatch:
         """`on_failure` gets the error of a slot's background thread that has died, and that of the watch itself."""
         self._process = process
         self._name = name
+        self.killed = ""
+        """Why the watch killed the process; empty if it did not."""
         self._timeout = timeout
         self._on_failure = on_failure
         self._silence = Silence()
@@ -82,4 +84,5 @@ class SlotWatch:
 
     def _kill(self, why: str) -> None:
         log.warning("%s is killed: %s", self._name, why)
+        self.killed = why
         self._process.kill()

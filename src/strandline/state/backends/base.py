@@ -89,6 +89,10 @@ class StateBackend(ABC):
         """The approximate size of the live state, on disk and in memory."""
 
     @abstractmethod
+    def estimated_keys(self) -> int:
+        """About how many entries there are. Cheap: a backend that does not know gives an estimate."""
+
+    @abstractmethod
     def memory_bytes(self) -> int:
         """The memory that the backend uses now."""
 

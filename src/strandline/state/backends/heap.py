@@ -30,7 +30,11 @@ class HeapBackend(StateBackend):
         self._index: SortedRuns | None = None
         self._fresh: list[bytes] = []
         self._stale = 0
-        self._size: int | None = 0
+        self._size = 0
+        self._size_of = 0
+        """How many entries there were when `_size` was counted."""
+        self._changes = 0
+        """Changed entries since `_size` was counted."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return list(map(self._data.get, keys))
@@ -51,7 +55,7 @@ class HeapBackend(StateBackend):
         with self._lock:
             data = self._data
             fresh = self._fresh if self._index is not None else []
-            self._size = None
+            self._changes += len(keys)
             if None not in values:
                 if self._index is not None:
                     fresh += [key for key in dict.fromkeys(keys) if key not in data]
@@ -71,10 +75,17 @@ class HeapBackend(StateBackend):
         return _HeapSnapshot(frozen, directory, self._compression)
 
     def size_bytes(self) -> int:
+        """Counted anew when a tenth of the entries has changed, so that asking often costs little."""
         with self._lock:
-            if self._size is None:
+            entries = len(self._data)
+            if self._changes * 10 >= entries or not self._size_of:
                 self._size = sum(map(len, self._data)) + sum(map(len, self._data.values()))
-            return self._size
+                self._size_of, self._changes = entries, 0
+            return self._size * entries // self._size_of if self._size_of else 0
+
+    def estimated_keys(self) -> int:
+        """The exact number."""
+        return len(self._data)
 
     def memory_bytes(self) -> int:
         return self.size_bytes() + _ENTRY_BYTES * len(self._data)
@@ -82,7 +93,8 @@ class HeapBackend(StateBackend):
     def close(self) -> None:
         with self._lock:
             self._data = {}
-            self._index, self._fresh, self._stale, self._size = None, [], 0, 0
+            self._index, self._fresh, self._stale = None, [], 0
+            self._size = self._size_of = self._changes = 0
 
     def _indexed(self) -> SortedRuns:
         index = self._index

@@ -193,6 +193,10 @@ class RocksDBBackend(StateBackend):
     def size_bytes(self) -> int:
         return self._property("rocksdb.live-sst-files-size") + self._property("rocksdb.cur-size-all-mem-tables")
 
+    def estimated_keys(self) -> int:
+        """RocksDB's estimate. A key that was overwritten counts again until it is compacted."""
+        return self._property("rocksdb.estimate-num-keys")
+
     def memory_bytes(self) -> int:
         """Write buffers and table readers, and the cached blocks if no other database shares the memory."""
         buffers = self._property("rocksdb.size-all-mem-tables")

@@ -1,0 +1,40 @@
+"""Puts the figures of a run together."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from strandline.runtime.driver.figures import RunFigures
+from strandline.runtime.driver.progress import BatchWork, RunProgress
+
+
+def with_progress(of_run: RunFigures, progress: RunProgress) -> RunFigures:
+    """`of_run` with the rows, rates, times, sources, steps and sizes that the run's progress knows."""
+    ended = of_run.status.ended
+    last, steps, sizes = progress.last, progress.steps(), progress.sizes
+    rows_per_second, rows_out_per_second = (0.0, 0.0) if ended else progress.rates(time.monotonic())
+    return msgspec.structs.replace(
+        of_run,
+        rows=progress.rows,
+        rows_out=progress.rows_out,
+        rows_per_second=rows_per_second,
+        rows_out_per_second=rows_out_per_second,
+        batch_duration_ms=(last.ended - last.began) * 1000 if last is not None else 0.0,
+        watermark_ms=last.time.watermark_ms if last is not None else None,
+        watermark_lag_ms=_watermark_lag(last, ended),
+        late_rows=sum(step.late_rows for step in steps.values()),
+        state_bytes=sum(step.state_bytes for step in steps.values()),
+        state_memory_bytes=sum(step.state_memory_bytes for step in steps.values()),
+        sources=progress.sources(),
+        steps=steps,
+        state_memory=sizes.memory,
+        changelog=sizes.changelog,
+    )
+
+
+def _watermark_lag(last: BatchWork | None, ended: bool) -> int | None:
+    if last is None or last.time.watermark_ms is None:
+        return None
+    return (last.time.processing_ms if ended else int(time.time() * 1000)) - last.time.watermark_ms

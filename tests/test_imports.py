@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, str] = {
     # What a changed step and its state are.
     "operators.step_change": "checkpoint.steps state.descriptors errors",
     "operators.rewrite": "state.backends state.chunks state.coding state.key_ranges errors",
-    "operators.base": f"{STEPS} state.batch state.descriptors errors",
+    "operators.base": f"{STEPS} state.batch state.descriptors state.handles errors",
     "operators.user_code": "errors",
     "operators.columns": "checkpoint.steps state.coding pyspark_releases errors",
     "operators.timed": f"operators.base {STATE} errors",

@@ -13,8 +13,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.types import LongType, StructField, StructType
 
 import strandline as sl
-from strandline.errors import ConfigError, JobDefinitionError, JobFailedError
+from strandline.errors import ConfigError, JobDefinitionError, JobFailedError, SchemaError, StrandlineError
 from strandline.job.arguments import read_schema
+from strandline.operators.aggregate.aggregate_operator import AggregateOperator
 from strandline.runtime.driver.run import Run
 
 OUTPUT = StructType([StructField("n", LongType())])
@@ -207,3 +208,15 @@ def test_a_call_after_the_end_says_how_to_go_on(status: str, deleted: bool, endi
     run._checkpoints_deleted = deleted
     with pytest.raises(JobFailedError, match=rf"it is {status}; job\.start\(\) {ending}$"):
         run.trigger_checkpoint()
+
+
+def test_a_query_ends_with_its_timeout_and_names_what_is_wrong_with_it_at_once() -> None:
+    step = AggregateOperator("totals", ["n"], OUTPUT, {"count": sl.count()})
+    graph = cast(Any, SimpleNamespace(operators=[step]))
+    never = Run("visits", cast(Any, None), sl.Config(checkpoint_dir="ckpt"), graph, available_now=False)
+    with pytest.raises(StrandlineError, match=r"no answer to query\('totals'\) within 0\.1 s; the run is starting"):
+        never.query("totals", None, 7, 0.1)
+    with pytest.raises(StrandlineError, match=r"there is no step 'total'; there are: totals$"):
+        never.query("total", None, 7, 60)
+    with pytest.raises(SchemaError, match=r"'seven'.* is not a key of type struct<n:bigint>"):
+        never.query("totals", None, "seven", 60)

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self, cast, get_args
 
 from strandline.checkpoint.stats import CheckpointStats
+from strandline.config.option import DurationLike, parse_duration
 from strandline.errors import ConfigError, StrandlineError
 from strandline.job.listener import Listeners, RunListener, check_listener
 from strandline.job.run_summary import summary_html, summary_text
@@ -18,6 +19,8 @@ from strandline.runtime.driver.recoveries import Recovery, Rescaling
 from strandline.runtime.driver.restore.savepoints import SavepointFormat
 from strandline.runtime.driver.run import Run
 from strandline.runtime.driver.status import RunStatus
+
+_NO_KEY: Any = object()
 
 
 class JobRun:
@@ -178,13 +181,31 @@ class JobRun:
         """
         self._listeners.add(check_listener(listener)).start()
 
-    def query(self, uid: str, state: str, key: Any) -> Any:
-        """Returns what a state of the step `uid` holds for `key` after the last committed batch.
+    def query(self, uid: str, state: str | None = None, key: Any = _NO_KEY, *, timeout: DurationLike = 10) -> Any:
+        """Returns what the step `uid` holds for `key` after the last committed batch.
 
-        `key` is the value of the key column, or a tuple if there are several key columns. A value state gives its value
-        or None, a list state a list, a map state a dict. Raises `StrandlineError` for an unknown step or state.
+        `key` is the value of the key column, or a tuple if there are several key columns. A processor has named states:
+        a value state gives its value or None, a list state a list, a map state a dict. `state` may be left out if there
+        is only one. Other steps take no `state`:
+
+        | step | what the query gives | for a key without state |
+        |---|---|---|
+        | `aggregate` | the values of the aggregates, as a dict | None |
+        | `window(...).aggregate` | a list of dicts, one per kept window: start, end, and the aggregates | `[]` |
+        | `join` | `{"left": [...], "right": [...]}`: the rows that are kept, as dicts | both lists are empty |
+        | `deduplicate` | `{"expires": ...}`: until when the key is remembered, None for ever | None |
+
+        While the run restarts or replaces a slot, the query waits, for `timeout` in all (seconds, or text such as
+        `"1min"`). Raises `StrandlineError` if there is no answer in that time, and for an unknown step or state,
+        `SchemaError` for a key that does not fit the key columns, and `JobFailedError` if the run is over.
         """
-        return self._run.query(uid, state, key)
+        if key is _NO_KEY:
+            raise ConfigError(f"query({uid!r}): give the key, such as key='alice'")
+        try:
+            seconds = parse_duration(timeout)
+        except ValueError as error:
+            raise ConfigError(f"query({uid!r}): timeout={timeout!r}: {error}") from None
+        return self._run.query(uid, state, key, seconds)
 
     def processes(self) -> RunProcesses:
         """Returns the task managers and slots of the run with their process ids; none if the run is over.

@@ -6,9 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
+
+from strandline.errors import StrandlineError
+from strandline.state.handles.look_up import declared, declared_content
+from strandline.state.handles.query import nothing_in
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
     from strandline.operators.step_change import StepChange
     from strandline.state.batch.changes import ChangeSet
     from strandline.state.descriptors import StateDescriptor
+    from strandline.state.handles.look_up import LookUp
+    from strandline.state.handles.query import Found
 
 KEY_GROUP_COLUMN = "__sl_key_group"
 SUBTASK_COLUMN = "__sl_subtask"
@@ -143,6 +149,23 @@ class Operator(ABC):
     def run_initial(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         """Build state from the rows that the user gave as initial state; called once, before the first batch."""
         raise NotImplementedError(f"operator {self.uid!r} does not accept an initial state")
+
+    def look_up(self, look: LookUp, state: str | None) -> Found:
+        """What the step keeps for one key, in a form for people; None if it keeps nothing.
+
+        A step without user code shows what it is about, and `state` is None. Raises `StrandlineError` for a wrong one.
+        """
+        return declared_content(look, declared(f"operator {self.uid!r}", self.states(), state))
+
+    def nothing(self, state: str | None) -> Any:
+        """What a query gives for a key of which the step keeps nothing."""
+        return nothing_in(declared(f"operator {self.uid!r}", self.states(), state))
+
+    def _refuse_state(self, state: str | None) -> None:
+        if state is not None:
+            raise StrandlineError(
+                f"operator {self.uid!r} has no state {state!r}: its states have no names; leave the argument out"
+            )
 
     def close(self) -> None:  # noqa: B027  # most operators have nothing to release
         """Called when the slot ends in an orderly way."""

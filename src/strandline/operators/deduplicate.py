@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +29,8 @@ from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.codec import ColumnCodec
 from strandline.state.coding.keys import KeyEncoder
 from strandline.state.descriptors import StateDescriptor
+from strandline.state.handles.look_up import LookUp
+from strandline.state.handles.query import Found
 
 SEEN: Final = "seen"
 _INDEX: Final = "seen-until"
@@ -156,6 +159,19 @@ class DeduplicateOperator(Operator):
         if self._index is not None and now is not None:
             for due in self._index.due(changes, now, max(self.limits.least_cleaned, 2 * count)):
                 self._forget(due.keys, now, changes)
+
+    def look_up(self, look: LookUp, state: str | None) -> Found:
+        """Until when the key is remembered, as `expires`: None for ever."""
+        self._refuse_state(state)
+        entry = look.entry(SEEN)
+        if entry is None:
+            return None
+        until = int(self._until([entry])[0])
+        return ({"expires": None if until == NEVER else datetime.fromtimestamp(until / 1000, UTC)},)
+
+    def nothing(self, state: str | None) -> None:
+        """The key is not remembered."""
+        self._refuse_state(state)
 
     def _first_rows(
         self,

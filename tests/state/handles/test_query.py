@@ -14,7 +14,7 @@ from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.coding.ddl import parse_schema
 from strandline.state.descriptors import StateDescriptor
-from strandline.state.handles.query import answer_of_owner, encode_key, read_state, read_timers
+from strandline.state.handles.query import encode_key, read_state, read_timers
 from strandline.testing import ProcessorHarness
 
 
@@ -83,11 +83,3 @@ def test_a_state_that_has_no_keys_of_its_own_is_refused() -> None:
     with pytest.raises(StrandlineError, match="of kind timers, which cannot be read for one key"):
         read_state(backend, StateDescriptor("__sl_timers", "timers", "a long"), key, 0)
     assert read_timers(backend, key) == []
-
-
-def test_a_stored_empty_list_or_map_is_an_answer() -> None:
-    assert answer_of_owner([None, [], None]) == []
-    assert answer_of_owner(iter([None, {}])) == {}
-    assert answer_of_owner([[], [1], []]) == [1]
-    assert answer_of_owner([0, None]) == 0
-    assert answer_of_owner([None, None]) is None

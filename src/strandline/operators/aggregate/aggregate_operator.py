@@ -23,6 +23,8 @@ from strandline.operators.columns.time_columns import default_time_column, time_
 from strandline.pyspark_releases import spark_schema
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.descriptors import StateDescriptor
+from strandline.state.handles.look_up import LookUp
+from strandline.state.handles.query import Found
 
 STATE_NAME: Final = "accumulators"
 
@@ -97,6 +99,19 @@ class AggregateOperator(Operator):
         if folded:
             for keys, running in grouping.reread(grouping.distinct(folded), STATE_NAME, changes):
                 yield self._output(keys, running)
+
+    def look_up(self, look: LookUp, state: str | None) -> Found:
+        """The values of the aggregates by their names."""
+        self._refuse_state(state)
+        entry = look.entry(STATE_NAME)
+        if entry is None:
+            return None
+        shown = self._grouping.shown(self._grouping.codec.decode([entry]))
+        return ({name: column[0].as_py() for name, column in zip(self.aggregates, shown, strict=True)},)
+
+    def nothing(self, state: str | None) -> None:
+        """No values."""
+        self._refuse_state(state)
 
     def _output(self, keys: pa.Table, running: pa.RecordBatch) -> pa.RecordBatch:
         columns = [contiguous(keys.column(name)) for name in self.key_columns]

@@ -113,5 +113,13 @@ class Heads:
         return moved.take(np.argsort(entries, kind="stable"))
 
 
+def stored_rows(entries: list[bytes]) -> tuple[TimedItems, TimedItems]:
+    """The rows of heads and chunks: those of the left side and those of the right side, each in the order of time."""
+    _, items = _CODEC.decode(entries)
+    items = items.take(np.argsort(items.time, kind="stable"))
+    right = (items.flags & SIDE).astype(np.bool_)
+    return items.take(np.flatnonzero(~right)), items.take(np.flatnonzero(right))
+
+
 def _chunk_key(head: bytes, side: int, number: int) -> bytes:
     return head + bytes((side,)) + number.to_bytes(4, "big")

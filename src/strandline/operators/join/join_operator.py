@@ -20,7 +20,7 @@ from strandline.operators.columns.nulls import all_valid, is_valid
 from strandline.operators.columns.row_codec import RowCodec
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.columns.time_columns import with_time_columns
-from strandline.operators.join.heads import MATCHED, SIDE, Heads
+from strandline.operators.join.heads import MATCHED, SIDE, Heads, stored_rows
 from strandline.operators.join.limits import DEFAULT_LIMITS, JoinLimits
 from strandline.operators.join.matching import Matches, matching
 from strandline.operators.join.plan import LEFT, RIGHT, SIDE_COLUMN, JoinColumn, JoinPlan, JoinType
@@ -30,11 +30,15 @@ from strandline.operators.timed.timed_items import TimedItems
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import KeyEncoder
 from strandline.state.descriptors import StateDescriptor
+from strandline.state.handles.look_up import LookUp
+from strandline.state.handles.query import Found
+from strandline.state.key_ranges import prefix_end
 
 ROWS: Final = "rows"
 _INDEX: Final = "rows-until"
 _BUCKET_COLUMN: Final = "__sl_bucket"
 _GRANULES: Final = 16
+_SIDES: Final = ("left", "right")
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -178,6 +182,25 @@ class JoinOperator(Operator):
                 yield from self._expire(changes, batch.watermark_ms)
             if any(self.preserved):
                 self.next_timer_ms = self.index.next_ms(changes)
+
+    def look_up(self, look: LookUp, state: str | None) -> Found:
+        """The rows that are kept for the key, by side."""
+        self._refuse_state(state)
+        prefix = look.stored(ROWS)
+        entries = [value for _, value in look.backend.scan(prefix, prefix_end(prefix))]
+        if not entries:
+            return None
+        shown = {}
+        for side, codec, items in zip(_SIDES, self.codecs, stored_rows(entries), strict=True):
+            names = {column.name: getattr(column, side) or column.name for column in self.input_columns}
+            rows = codec.decode_array(items.data)
+            shown[side] = rows.rename_columns([names[name] for name in rows.schema.names]).to_pylist()
+        return (shown,)
+
+    def nothing(self, state: str | None) -> dict[str, list[Any]]:
+        """No rows on either side."""
+        self._refuse_state(state)
+        return {side: [] for side in _SIDES}
 
     def _sorted_out(self, part: pa.RecordBatch, late_ms: int | None) -> tuple[Flags, Flags, Flags]:
         """Which rows can join, which can never join, and which are late; every row is one of the three."""

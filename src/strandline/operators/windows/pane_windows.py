@@ -25,13 +25,14 @@ from strandline.operators.columns.gather import contiguous
 from strandline.operators.columns.key_decoder import KeyDecoder
 from strandline.operators.columns.lookups import found_mask
 from strandline.operators.columns.schemas import arrow_schema
-from strandline.operators.timed.time_index import TIME_BYTES, TimeIndex, time_bytes
+from strandline.operators.timed.time_index import TIME_BYTES, TimeIndex, time_bytes, time_of
 from strandline.operators.windows.specs import SlidingWindow
 from strandline.operators.windows.window_state import TIME_COLUMN, WindowBatch, WindowRows, WindowSettings, WindowState
 from strandline.pyspark_releases import spark_schema
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import KeyEncoder, state_prefix
 from strandline.state.descriptors import StateDescriptor
+from strandline.state.handles.look_up import LookUp
 from strandline.state.key_ranges import prefix_end
 
 PANES: Final = "panes"
@@ -75,6 +76,26 @@ class PaneWindows(WindowState):
             StateDescriptor(PANES, "aggregate", stored.json()),
             StateDescriptor(TIMES, "aggregate", nothing.json()),
         ]
+
+    def look_up(self, look: LookUp) -> WindowRows | None:
+        """The windows of all panes that are kept for the key. A window that has closed is among them if its panes are
+        kept for others, or for late rows."""
+        index = state_prefix(look.group, TIMES)
+        times = [time_of(key, len(index)) for key, _ in look.backend.scan(index, prefix_end(index))]
+        prefix = state_prefix(look.group, PANES)
+        values = look.backend.get_many([prefix + time_bytes(time) + look.key for time in times])
+        found = found_mask(values)
+        if not found.any():
+            return None
+        spec = self.spec
+        panes = np.array(times, np.int64)[found]
+        first = spec.first_ends(panes)
+        counts = (spec.last_ends(panes) - first) // spec.slide_ms + 1
+        at = np.repeat(np.arange(len(panes)), counts)
+        ends = first[at] + (np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)) * spec.slide_ms
+        states = self.grouping.codec.decode([value for value in values if value is not None])
+        made, merged = self.grouping.by_id("merge", ends, states.take(pa.array(at)), lambda _end: look.key)
+        return WindowRows([], (made - spec.size_ms) * 1000, made * 1000, merged)
 
     def late(self, times: Int64s, watermark_ms: int) -> npt.NDArray[np.bool_]:
         """For each row time (microseconds), whether the last window of the row was over at `watermark_ms`."""

@@ -38,6 +38,7 @@ from strandline.pyspark_releases import spark_schema
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import EncodedKeys, KeyEncoder, canonical_column, state_prefix
 from strandline.state.descriptors import StateDescriptor
+from strandline.state.handles.look_up import LookUp
 from strandline.state.key_ranges import prefix_end
 
 _LOOK: Final = "__sl_look"
@@ -84,6 +85,14 @@ class SessionWindows(WindowState):
             StateDescriptor(LOOKS, "aggregate", nothing),
             StateDescriptor(TIMES, "aggregate", nothing),
         ]
+
+    def look_up(self, look: LookUp) -> WindowRows | None:
+        """The sessions of the key."""
+        entry = look.entry(SESSIONS)
+        if entry is None:
+            return None
+        _, sessions = self.codec.decode([entry])
+        return WindowRows([], sessions.starts, sessions.lasts + self.gap, sessions.states)
 
     def late(self, times: Int64s, watermark_ms: int) -> Bools:
         """For each row time (microseconds), whether the session of this row alone was over at `watermark_ms`."""

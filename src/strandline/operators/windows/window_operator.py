@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +30,8 @@ from strandline.operators.windows.window_state import TIME_COLUMN, Emit, WindowR
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import key_group_range
 from strandline.state.descriptors import StateDescriptor
+from strandline.state.handles.look_up import LookUp
+from strandline.state.handles.query import Found
 
 WINDOW_COLUMNS: Final = ("window_start", "window_end", "window_time")
 
@@ -168,6 +171,21 @@ class WindowOperator(Operator):
         columns = [contiguous(refused.column(name)) for name in self._late_schema.names] if self.side_outputs else []
         late_rows = pa.RecordBatch.from_arrays(columns, schema=self._late_schema) if self.side_outputs else None
         return rows.filter(pa.array(~late)).combine_chunks(), late_rows
+
+    def look_up(self, look: LookUp, state: str | None) -> Found:
+        """The windows that the step keeps for the key, by their starts: the output columns without those of the key."""
+        self._refuse_state(state)
+        made = self._state.look_up(look)
+        if made is None:
+            return None
+        columns = list(self.output_schema)[: len(self.key_columns)]
+        rows = self._output(replace(made, keys=[pa.nulls(len(made.starts), column.type) for column in columns]))
+        return (rows.select(rows.schema.names[len(columns) :]).to_pylist(),)
+
+    def nothing(self, state: str | None) -> list[Any]:
+        """No windows."""
+        self._refuse_state(state)
+        return []
 
     def _output(self, made: WindowRows) -> pa.RecordBatch:
         kind = self.output_schema.field("window_start").type

@@ -17,6 +17,7 @@ from strandline.operators.base import BatchInfo
 from strandline.operators.windows.limits import WindowLimits
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.descriptors import StateDescriptor
+from strandline.state.handles.look_up import LookUp
 
 Int64s = npt.NDArray[np.int64]
 Emit = Literal["close", "update"]
@@ -72,6 +73,10 @@ class WindowState(ABC):
     @abstractmethod
     def states(self) -> list[StateDescriptor]:
         """The states that hold the windows."""
+
+    @abstractmethod
+    def look_up(self, look: LookUp) -> WindowRows | None:
+        """The windows that are kept for one key, without key columns; None if there is none."""
 
     @abstractmethod
     def late(self, times: Int64s, watermark_ms: int) -> npt.NDArray[np.bool_]:

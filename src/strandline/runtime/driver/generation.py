@@ -20,7 +20,6 @@ from strandline.runtime.driver.recoveries import Recovery, first_line
 from strandline.runtime.driver.scratch_folder import ScratchFolder
 from strandline.runtime.liveness.threads import BackgroundThread
 from strandline.runtime.protocol.slot_calls import Query
-from strandline.state.handles.query import answer_of_owner
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -176,10 +175,10 @@ class Generation:
             self._query.processAllAvailable()
         self.checkpoints.cover()
 
-    def query(self, uid: str, state: str, key: tuple[Any, ...]) -> Any:
-        """The value of a state for one key. All slots are asked; only the owner of the key's group has a value."""
-        found = [pickle.loads(answer) for answer in self._cluster.query(Query(uid, state, pickle.dumps(key)))]
-        return answer_of_owner(found)
+    def query(self, request: Query) -> Any:
+        """What a step keeps for one key. All slots are asked; only the owner of the key's group may have something."""
+        answers: list[tuple[bool, Any]] = [pickle.loads(answer) for answer in self._cluster.query(request)]
+        return next((value for found, value in answers if found), answers[0][1])
 
     # --- figures -----------------------------------------------------------------------------------
 

@@ -6,9 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyspark.sql.types import StructType
 
 from strandline.checkpoint.stats import CheckpointHistory, CheckpointStats
 from strandline.config import Config
@@ -18,6 +21,7 @@ from strandline.errors import (
     DamagedFileError,
     FencedError,
     JobFailedError,
+    SlotLostError,
     StrandlineError,
 )
 from strandline.progress import Step
@@ -39,6 +43,8 @@ from strandline.runtime.driver.restore.savepoints import SavepointFormat, Savepo
 from strandline.runtime.driver.restore.takeover import Restore
 from strandline.runtime.driver.run_figures import with_progress
 from strandline.runtime.driver.status import RunStatus
+from strandline.runtime.protocol.slot_calls import Query
+from strandline.state.handles.query import KEY_GROUP_BYTES, encode_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -557,9 +563,44 @@ class Run:
             if alone:
                 self._ending.release()
 
-    def query(self, uid: str, state: str, key: Any) -> Any:
-        """The value of a state for one key, as of the last commit."""
-        return self._running().query(uid, state, key if isinstance(key, tuple) else (key,))
+    def query(self, uid: str, state: str | None, key: Any, timeout: float) -> Any:
+        """What the step `uid` keeps for one key, as of the last commit. Waits through restarts, up to `timeout`."""
+        request = Query(uid, state, self._encoded_key(uid, key))
+        answer: Future[Any] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self._query(request, time.monotonic() + timeout))
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, daemon=True, name="query").start()
+        try:
+            return answer.result(timeout)
+        except TimeoutError:
+            raise StrandlineError(
+                f"job {self.name!r}: no answer to query({uid!r}) within {timeout:g} s; the run is {self.status}. Ask "
+                "again, or give a longer timeout="
+            ) from None
+
+    def _query(self, request: Query, deadline: float) -> Any:
+        while True:
+            try:
+                return self._running().query(request)
+            except SlotLostError as error:  # it is being replaced, or so busy that it did not answer
+                if time.monotonic() > deadline:
+                    raise
+                log.info("job %s: a query is repeated after: %s", self.name, error)
+                time.sleep(0.1)
+
+    def _encoded_key(self, uid: str, key: Any) -> bytes:
+        """The key as slots store it. A slot would load pandas to encode it, which takes seconds on a busy host."""
+        steps = {operator.uid: operator for operator in self._graph.operators}
+        if uid not in steps:
+            raise StrandlineError(f"there is no step {uid!r}; there are: {', '.join(steps) or 'none'}")
+        step = steps[uid]
+        schema = StructType([step.input_struct[name] for name in step.key_columns])
+        return encode_key(schema, key if isinstance(key, tuple) else (key,), 0)[KEY_GROUP_BYTES:]
 
     def processes(self) -> RunProcesses:
         """The run's task managers and slots with their process ids."""

@@ -100,9 +100,10 @@ class Query(msgspec.Struct, frozen=True):
     """Asks for the state of one key."""
 
     operator: str
-    state: str
+    state: str | None
+    """The name of a state of a processor; None for the only one, and for steps without user code."""
     key: bytes
-    """Pickled."""
+    """The encoded key, without a key group."""
 
 
 class Freeze(msgspec.Struct, frozen=True):
@@ -180,7 +181,7 @@ class SlotCalls(ABC):
     @call(deadline=10.0)
     @abstractmethod
     def query(self, request: Query) -> bytes:
-        """The state of one key, pickled; empty if the key is not of this slot."""
+        """Whether the slot has something for a key, and the state of the key, pickled as a pair."""
 
     @call(deadline=LONG)
     @abstractmethod

@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
-from strandline.errors import StaleAttemptError, StrandlineError
+from strandline.errors import StaleAttemptError
 from strandline.operators.base import BatchInfo, Operator, TimeMode
 from strandline.runtime.protocol.exchange import ExchangeHeader
 from strandline.runtime.protocol.messages import Sealed, SlotSpec, SnapshotReport
@@ -25,7 +24,7 @@ from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.batch.segment import Chunk, Segment, SegmentHeader, write_segment
-from strandline.state.handles.query import answer_of_owner, encode_key, read_state
+from strandline.state.handles.look_up import LookUp
 
 log = logging.getLogger(__name__)
 
@@ -320,22 +319,18 @@ class OperatorSlot:
         """The operator's clock, and when it next has something to do without rows; 0 before its first run."""
         return self.operator.time_mode, self.operator.next_timer_ms if self._ran else 0
 
-    def query(self, state: str, key: tuple[Any, ...]) -> Any:
-        """What `state` holds for `key` after the last commit; empty if the key belongs to another subtask."""
-        described = {known.name: known for known in self.operator.states()}
-        if state not in described:
-            raise StrandlineError(
-                f"operator {self.operator.uid!r} has no state {state!r}; it has: {', '.join(described) or 'none'}"
-            )
+    def query(self, state: str | None, key: bytes) -> tuple[bool, Any]:
+        """Whether the step keeps something for `key` after the last commit, and what; `key` is without a key group.
+
+        Only the subtask that owns the key's group finds something. The others say what nothing looks like.
+        """
         self._applied.result()
-        names = self.operator.key_columns
-        schema = StructType([self.operator.input_struct[name] for name in names])
-        spec, now = self._spec, int(time.time() * 1000)
-        rest = encode_key(schema, key, 0)[2:]
-        return answer_of_owner(
-            read_state(self._backend, described[state], group.to_bytes(2, "big") + rest, now)
-            for group in spec.key_groups
-        )
+        now_ms = int(time.time() * 1000)
+        for group in self._spec.key_groups:
+            found = self.operator.look_up(LookUp(self._backend, group, key, now_ms), state)
+            if found is not None:
+                return True, found[0]
+        return False, self.operator.nothing(state)
 
     def figures(self) -> OperatorFigures:
         """What the state takes up. The last committed batch is part of it, unless that takes long to apply."""

@@ -198,7 +198,7 @@ class Slot(SlotCalls):
         op = self.operators.get(request.operator)
         if op is None:
             raise StrandlineError(f"there is no step {request.operator!r}; there are: {', '.join(self.operators)}")
-        return pickle.dumps(op.query(request.state, pickle.loads(request.key)))
+        return pickle.dumps(op.query(request.state, request.key))
 
     def prepare_empty(self, request: PrepareEmpty) -> None:
         for uid, op in self.operators.items():

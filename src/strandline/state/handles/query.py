@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -20,6 +20,11 @@ from strandline.state.handles.ttl import STAMP_BYTES, stamp_of
 from strandline.state.key_ranges import prefix_end
 
 _GROUP: Final = "key group"
+KEY_GROUP_BYTES: Final = 2
+"""How many bytes of a stored key say its key group."""
+
+Found: TypeAlias = "tuple[Any] | None"
+"""What was found, in a tuple of one; None if there is nothing."""
 
 
 def encode_key(key_schema: StructType, key: Sequence[Any], key_group: int) -> bytes:
@@ -36,9 +41,20 @@ def encode_key(key_schema: StructType, key: Sequence[Any], key_group: int) -> by
 
 
 def read_state(backend: StateBackend, state: StateDescriptor, key: bytes, now_ms: int) -> Any:
+    """What `find_state` finds, else `nothing_in(state)`."""
+    found = find_state(backend, state, key, now_ms)
+    return nothing_in(state) if found is None else found[0]
+
+
+def nothing_in(state: StateDescriptor) -> Any:
+    """What a query gives for a key of which `state` holds nothing."""
+    return [] if state.kind == "list" else {} if state.kind == "map" else None
+
+
+def find_state(backend: StateBackend, state: StateDescriptor, key: bytes, now_ms: int) -> Found:
     """The content of `state` for `key` (see `encode_key`) after the last commit, without expired values.
 
-    A value state returns its value or None, a list state a list, a map state a dict, and a reducing state its value. An
+    A value state returns its value, a list state a list, a map state a dict, and a reducing state its value. An
     aggregating state returns its accumulator, because only the processor knows the function that makes the result.
     """
     where = f"state {state.name!r}"
@@ -48,22 +64,18 @@ def read_state(backend: StateBackend, state: StateDescriptor, key: bytes, now_ms
         case "value" | "reducing" | "aggregating":
             data = backend.get(stored)
             found = [] if data is None else [(stored, data)]
-            return next((codec.decode(value) for _, value in _living(iter(found), state, now_ms)), None)
+            return next(((codec.decode(value),) for _, value in _living(iter(found), state, now_ms)), None)
         case "list":
             entries = _living(backend.scan(stored, prefix_end(stored)), state, now_ms)
-            return [value for _, data in entries for value in codec.decode_list(data)]
+            values = [value for _, data in entries for value in codec.decode_list(data)]
+            return (values,) if values else None
         case "map":
             key_codec = ValueCodec(parse_schema(state.key_schema or ""), f"{where}, map key", canonical=True)
             entries = _living(backend.scan(stored, prefix_end(stored)), state, now_ms)
-            return {_hashable(key_codec.decode(at[len(stored) :])): codec.decode(data) for at, data in entries}
+            pairs = {_hashable(key_codec.decode(at[len(stored) :])): codec.decode(data) for at, data in entries}
+            return (pairs,) if pairs else None
         case _:
             raise StrandlineError(f"{where} is of kind {state.kind}, which cannot be read for one key")
-
-
-def answer_of_owner(answers: Iterable[Any]) -> Any:
-    """What the owner of a key answered, if everybody was asked: the others know no value, or an empty list or map."""
-    known = [answer for answer in answers if answer is not None]
-    return next((answer for answer in known if answer not in ([], {})), known[0] if known else None)
 
 
 def read_timers(backend: StateBackend, key: bytes) -> list[int]:

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructField, TimestampNTZType, TimestampType
 from strandline.errors import ConfigError
 from strandline.pyspark_releases import (
     SUPPORTED,
+    PandasSettings,
     arrow_column,
     arrow_schema,
     check_supported,
@@ -49,6 +50,9 @@ def test_timestamps_with_and_without_a_zone_keep_their_kind_through_arrow() -> N
     assert [field.dataType for field in spark_schema(schema)] == [field.dataType for field in struct]
 
 
+BERLIN = PandasSettings("Europe/Berlin")
+
+
 def test_an_instant_is_a_local_time_in_pandas_and_the_same_instant_again_in_arrow() -> None:
     struct = parse_schema("at timestamp, local timestamp_ntz")
     noon = datetime(2026, 7, 1, 12)
@@ -58,11 +62,11 @@ def test_an_instant_is_a_local_time_in_pandas_and_the_same_instant_again_in_arro
             "local": pa.array([noon, None], pa.timestamp("us")),
         }
     )
-    at, local = pandas_columns(rows, struct, "Europe/Berlin")
+    at, local = pandas_columns(rows, struct, BERLIN)
     assert (at.name, local.name) == ("at", "local")
     assert at.iloc[0] == pd.Timestamp(2026, 7, 1, 14)
     assert local.iloc[0] == pd.Timestamp(noon)
     assert at.isna().tolist() == local.isna().tolist() == [False, True]
-    again = arrow_column(at, StructField("at", TimestampType()), "Europe/Berlin")
+    again = arrow_column(at, StructField("at", TimestampType()), BERLIN)
     assert again.cast(pa.timestamp("us", "Europe/Berlin")).equals(rows.column("at"))
-    assert arrow_column(local, StructField("local", TimestampNTZType()), "Europe/Berlin").equals(rows.column("local"))
+    assert arrow_column(local, StructField("local", TimestampNTZType()), BERLIN).equals(rows.column("local"))

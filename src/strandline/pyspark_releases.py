@@ -8,6 +8,8 @@ give user code the same values as Spark's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,42 +57,80 @@ def spark_schema(schema: pa.Schema) -> StructType:
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)  # Spark 4.1 has another default.
 
 
-def pandas_columns(rows: pa.RecordBatch, struct: StructType, time_zone: str) -> list[pd.Series[Any]]:
+@dataclass(frozen=True, slots=True)
+class PandasSettings:
+    """The settings of a Spark session that say how rows become pandas frames, and frames rows."""
+
+    time_zone: str = "UTC"
+    safe: bool = False
+    """Whether a value that overflows the type of its column is an error."""
+    ints_as_decimals: bool = False
+    """Whether a column of integers fits a decimal of few digits."""
+    by_name: bool = True
+    """Whether the columns of a frame are found by their names, if they have names."""
+    extension_ints: bool = False
+    """Whether integers with nulls stay integers. Otherwise they become floats."""
+
+    @classmethod
+    def of(cls, conf: Callable[[str, str], str | None]) -> PandasSettings:
+        """The settings of a session; `conf` is its `conf.get`."""
+
+        def is_on(name: str, default: bool = False) -> bool:
+            return str(conf(f"spark.sql.{name}", str(default))).lower() == "true"
+
+        return cls(
+            conf("spark.sql.session.timeZone", "UTC") or "UTC",
+            is_on("execution.pandas.convertToArrowArraySafely"),
+            is_on("execution.pythonUDF.pandas.intToDecimalCoercionEnabled"),
+            is_on("legacy.execution.pandas.groupedMap.assignColumnsByName", default=True),
+            is_on("execution.pythonUDF.pandas.preferIntExtensionDtype"),
+        )
+
+
+def pandas_columns(rows: pa.RecordBatch, struct: StructType, settings: PandasSettings) -> list[pd.Series[Any]]:
     """The columns of `rows` as Spark hands them to user code in pandas: instants become local times.
 
-    The instants in `rows` must have `time_zone` as their zone.
+    The instants in `rows` must have the zone of `settings`.
     """
     if _installed() < (4, 2):
-        serializer = _pandas_serializer(time_zone)
+        serializer = _pandas_serializer(settings)
         return [
             serializer.arrow_to_pandas(column, at, spark_type=field.dataType).rename(field.name)
             for at, (column, field) in enumerate(zip(rows.columns, struct.fields, strict=True))
         ]
     from pyspark.sql.conversion import ArrowBatchTransformer
 
-    columns: list[Any] = ArrowBatchTransformer.to_pandas(rows, timezone=time_zone, schema=struct)
+    more: dict[str, Any] = {"prefer_int_ext_dtype": True} if settings.extension_ints else {}
+    columns: list[Any] = ArrowBatchTransformer.to_pandas(rows, timezone=settings.time_zone, schema=struct, **more)
     return columns
 
 
-def arrow_column(values: pd.Series[Any], field: StructField, time_zone: str) -> pa.Array:
-    """A pandas column as Spark takes it from user code: cast to the type of `field` without a check for overflow."""
+def arrow_column(values: pd.Series[Any], field: StructField, settings: PandasSettings) -> pa.Array:
+    """A pandas column as Spark takes it from user code: cast to the type of `field`."""
     from pyspark.sql.types import StructType
 
     if _installed() < (4, 2):
         kind = arrow_schema(StructType([field])).field(0).type
-        return _pandas_serializer(time_zone)._create_array(values, kind, field.dataType, arrow_cast=True)
+        return _pandas_serializer(settings)._create_array(values, kind, field.dataType, arrow_cast=True)
     from pyspark.sql.conversion import PandasToArrowConversion
 
     rows = PandasToArrowConversion.convert(
-        [values], StructType([field]), timezone=time_zone, safecheck=False, arrow_cast=True
+        [values],
+        StructType([field]),
+        timezone=settings.time_zone,
+        safecheck=settings.safe,
+        arrow_cast=True,
+        int_to_decimal_coercion_enabled=settings.ints_as_decimals,
     )
     return rows.column(0)
 
 
 @lru_cache
-def _pandas_serializer(time_zone: str) -> Any:
-    """What Spark 4.1 has in place of `pyspark.sql.conversion`."""
+def _pandas_serializer(settings: PandasSettings) -> Any:
+    """What Spark 4.1 has in place of `pyspark.sql.conversion`. It has no integers with nulls."""
     from pyspark.sql.pandas import serializers
 
     module: Any = serializers  # later releases do not have the class
-    return module.ArrowStreamPandasSerializer(time_zone, safecheck=False, int_to_decimal_coercion_enabled=False)
+    return module.ArrowStreamPandasSerializer(
+        settings.time_zone, safecheck=settings.safe, int_to_decimal_coercion_enabled=settings.ints_as_decimals
+    )

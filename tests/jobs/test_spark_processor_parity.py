@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
 
+from strandline.operators.spark.spark_operator import SparkRows
 from strandline.testing.harness import ProcessorHarness
 
 pytestmark = pytest.mark.spark
@@ -22,9 +26,15 @@ INPUT = "k string, day date, ts timestamp, s struct<a:int,b:string>, timers arra
 OUTPUT = "text string"
 
 
-def processor() -> StatefulProcessor:
+INITIAL = "k string, day date, n int"
+
+
+def processor(rows: SparkRows) -> StatefulProcessor:
     class Everything(StatefulProcessor):
-        """All kinds of state, values that Spark converts, timers of the past, and timers that delete each other."""
+        """All kinds of state, values that Spark converts, timers of the past, and timers that delete each other.
+
+        Also a state that `init` deletes, calls that fail, and attributes that the initial state leaves behind.
+        """
 
         def init(self, handle: Any) -> None:
             self.handle = handle
@@ -33,20 +43,31 @@ def processor() -> StatefulProcessor:
             )
             self.list = handle.getListState("list", "n int")
             self.map = handle.getMapState("map", "k string", "n long")
+            self.gone = handle.getValueState("gone", "n int")
+            handle.deleteIfExists("gone")
             self.calls = 0
+            self.initial: list[int] = []
+
+        def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+            n = initialState.n if rows == "row" else int(initialState["n"].sum())
+            self.initial.append(n)
+            self.list.appendValue((n,))
+            self.handle.registerTimer(n)
 
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
             self.calls += 1
-            for row in rows:
+            for row in self.plain(rows):
                 self.list.appendValue((len(row.timers),))
                 self.map.updateValue((f"{row.ts.second}",), (self.calls,))
                 for time in row.timers:
-                    self.handle.registerTimer(time)
+                    self.handle.registerTimer(int(time))
                 last = row
             before = self.value.get(), self.map.getValue(("none",)), self.map.getValue((f"{last.ts.second}",))
             self.value.update((last.ts, last.s, datetime(2024, 1, 2, 3), Decimal("1.005"), 7))
             state = before, list(self.list.get()), sorted(self.map.iterator()), sorted(self.handle.listTimers())
-            yield Row(text=f"{key} {last.s} {state} {timerValues.getCurrentWatermarkInMs()}", unknown=1)
+            wrong = self.failed(self.gone.get), self.failed(lambda: self.list.put([]))
+            seen = f"{sorted(self.initial)} {wrong} {timerValues.getCurrentWatermarkInMs()}"
+            yield self.made(f"{key} {last.s} {state} {seen}")
 
         def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
             time = expiredTimerInfo.getExpiryTimeInMs()
@@ -58,7 +79,19 @@ def processor() -> StatefulProcessor:
             value = self.value.get()
             if time % 10 == 5:
                 self.value.clear()
-            yield Row(text=f"{key!r}@{time} {listed} {value} {timerValues.getCurrentWatermarkInMs()}")
+            yield self.made(f"{key!r}@{time} {listed} {value} {timerValues.getCurrentWatermarkInMs()}")
+
+        def failed(self, call: Callable[[], Any]) -> str:
+            try:
+                return f"no error, but {call()}"
+            except PySparkRuntimeError:
+                return "an error of Spark's"
+
+        def plain(self, given: Any) -> Iterator[Any]:
+            return iter(given) if rows == "row" else (row for frame in given for row in frame.itertuples())
+
+        def made(self, text: str) -> Any:
+            return Row(text=text, unknown=1) if rows == "row" else pd.DataFrame({"unknown": 1, "text": [text]})
 
     return Everything()
 
@@ -75,7 +108,10 @@ BATCHES = [
 ]
 
 
-def in_spark(spark: SparkSession, home: Path) -> dict[int, list[str]]:
+BEFORE = [("a", date(2024, 1, 1), 5), ("z", date(2024, 1, 1), 10_003)]
+
+
+def in_spark(spark: SparkSession, home: Path, rows: SparkRows) -> dict[int, list[str]]:
     session = spark.newSession()
     for name, value in {
         "shuffle.partitions": "1",
@@ -91,16 +127,17 @@ def in_spark(spark: SparkSession, home: Path) -> dict[int, list[str]]:
         file = home / "in" / f"{at}.json"
         file.write_text("\n".join(map(json.dumps, batch)))
         os.utime(file, (at, at))
-    source = session.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).json(str(home / "in"))
+    files = session.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).json(str(home / "in"))
     found: dict[int, list[str]] = {}
 
     def collect(frame: DataFrame, batch_id: int) -> None:
         found[batch_id] = sorted(row.text for row in frame.collect())
 
+    source = files.withWatermark("ts", "0 seconds").groupBy("k", "day")
+    initial = session.createDataFrame(BEFORE, INITIAL).groupBy("k", "day")
+    transform = source.transformWithState if rows == "row" else source.transformWithStateInPandas
     query = (
-        source.withWatermark("ts", "0 seconds")
-        .groupBy("k", "day")
-        .transformWithState(processor(), OUTPUT, "append", "EventTime")
+        transform(processor(rows), OUTPUT, "append", "EventTime", initial)
         .writeStream.foreachBatch(collect)
         .option("checkpointLocation", str(home / "checkpoints"))
         .trigger(availableNow=True)
@@ -110,30 +147,34 @@ def in_spark(spark: SparkSession, home: Path) -> dict[int, list[str]]:
     return found
 
 
-def in_strandline() -> dict[int, list[str]]:
+def in_strandline(rows: SparkRows) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     with ProcessorHarness(
-        processor(),
+        processor(rows),
         input_schema=INPUT,
         key=["k", "day"],
         output_schema=OUTPUT,
         time_mode="EventTime",
         event_time="ts",
+        rows=rows,
+        initial_schema=INITIAL,
     ) as harness:
+        harness.process_initial(BEFORE)
         latest = 0
         for at, batch in enumerate(BATCHES):
             times = [datetime.fromisoformat(one["ts"]) for one in batch]
             harness.watermark_ms = latest or None
-            rows = [
+            given = [
                 {**one, "ts": time, "day": datetime.fromisoformat(one["day"]).date()}
                 for one, time in zip(batch, times, strict=True)
             ]
-            found[at] = sorted(row.text for row in harness.process(rows))
+            found[at] = sorted(row.text for row in harness.process(given))
             latest = max(latest, *(round(time.timestamp() * 1000) for time in times))
         assert harness.late_rows == 1
     return found
 
 
 @pytest.mark.slow
-def test_both_engines_yield_the_same(spark: SparkSession, tmp_path: Path) -> None:
-    assert in_strandline() == in_spark(spark, tmp_path)
+@pytest.mark.parametrize("rows", ["row", "pandas"])
+def test_both_engines_yield_the_same(spark: SparkSession, tmp_path: Path, rows: SparkRows) -> None:
+    assert in_strandline(rows) == in_spark(spark, tmp_path, rows)

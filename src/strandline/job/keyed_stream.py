@@ -31,6 +31,7 @@ from strandline.operators.process.arrow_processor import ArrowFunction, ArrowPro
 from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.operators.process.process_operator import ProcessOperator
 from strandline.operators.windows.specs import WindowSpec
+from strandline.pyspark_releases import PandasSettings
 from strandline.runtime.driver.plan import Node, OutputNode, StatefulNode
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class KeyedStream:
         rows: Literal["row", "pandas", "arrow"] = "row",
         time_mode: str = "none",
         time: str | None = None,
-        initial_state: DataFrame | None = None,
+        initial_state: GroupedData | DataFrame | None = None,
         late: str = "drop",
         side_outputs: Mapping[str, str | StructType] | None = None,
         output_time: str | None = None,
@@ -80,7 +81,8 @@ class KeyedStream:
             rows: The form in which the processor gets its rows; for a `KeyedProcessor`, always `"row"`.
             time_mode: The clock of the timers: `"processing"` or `"event"` time, or `"none"`.
             time: The timestamp column that is the event time of a row; by default the event time of the stream.
-            initial_state: The state to begin with, for a `StatefulProcessor` only.
+            initial_state: The state to begin with, for a `StatefulProcessor` only: a batch DataFrame with the key
+                columns, or that DataFrame grouped by them.
             late: What happens in event time to rows that the watermark has passed. `"drop"` drops and counts them.
                 `"keep"` hands them to the processor. Any other name sends them to the side output of that name.
             side_outputs: The schemas of the side outputs that the processor emits to, by name. `Stream.side` gives
@@ -241,7 +243,7 @@ class KeyedStream:
             output_time=eventTimeColumnName or None,
             output_delay_ms=read_milliseconds(output_delay, f"operator {uid!r}: output_delay"),
             initial_schema=initial.schema if initial is not None else None,
-            time_zone=self._stream._job.spark.conf.get("spark.sql.session.timeZone") or "UTC",
+            settings=PandasSettings.of(self._stream._job.spark.conf.get),
         )
         operator.check()
         return self._stateful(operator, tuple(self._stream.schema.names), operator.output_struct, initial)

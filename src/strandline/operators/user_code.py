@@ -6,6 +6,8 @@ import os
 import traceback
 from typing import Any, Final
 
+from pyspark.errors import PySparkException
+
 from strandline.errors import JobDefinitionError, SchemaError, StrandlineError, UserCodeError
 
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -22,9 +24,12 @@ def explained(error: BaseException, where: str, method: str) -> Exception:
     rows, so the run ends. A `SchemaError` stays one. Other errors of our own stay as they are. Errors of the user's own
     code become a `UserCodeError` with their traceback.
     """
-    if type(error) is SchemaError:
+    if isinstance(error, SchemaError):
         return SchemaError(f"{where}: {error}")
-    if type(error) in (StrandlineError, JobDefinitionError):
+    # The errors of Spark's interface are of our classes and of PySpark's.
+    if type(error) in (StrandlineError, JobDefinitionError) or (
+        isinstance(error, StrandlineError) and isinstance(error, PySparkException)
+    ):
         return UserCodeError(f"{where}: {error}")
     if isinstance(error, StrandlineError):
         return error

@@ -6,9 +6,10 @@ import copy
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
 from strandline.operators.process.process_context import ProcessContext
 from strandline.operators.process.process_operator import ProcessOperator
 from strandline.operators.spark.spark_operator import SparkProcessorOperator, SparkRows
+from strandline.pyspark_releases import PandasSettings
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
@@ -58,9 +60,9 @@ class ProcessorHarness:
     It is committed unless `commit=False` simulates its loss; then the next call repeats the batch with its own rows.
 
     Spark's `StatefulProcessor` runs as well, in the flavour that `rows` names. Output is always returned as rows.
-    `initial_schema` and `time_zone` apply only to such a processor; `side_outputs` and `sweep_budget` only to a
-    `KeyedProcessor`. The other arguments have the names, the values and the defaults of `KeyedStream.process`;
-    `event_time` is its `time`.
+    `initial_schema`, `time_zone` and `spark_conf` (settings of the session, by their names) apply only to such a
+    processor; `side_outputs` and `sweep_budget` only to a `KeyedProcessor`. The other arguments have the names, the
+    values and the defaults of `KeyedStream.process`; `event_time` is its `time`.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class ProcessorHarness:
         rows: SparkRows = "row",
         initial_schema: str | StructType | None = None,
         time_zone: str = "UTC",
+        spark_conf: Mapping[str, str] = MappingProxyType({}),
         sweep_budget: SweepBudget = DEFAULT_SWEEP,
         limits: ProcessLimits = DEFAULT_LIMITS,
     ) -> None:
@@ -117,7 +120,7 @@ class ProcessorHarness:
                 output_time=output_time,
                 output_delay_ms=output_delay_ms,
                 initial_schema=None if initial_schema is None else parse_schema(initial_schema),
-                time_zone=time_zone,
+                settings=replace(PandasSettings.of(spark_conf.get), time_zone=time_zone),
                 limits=limits,
             )
         self._processing_time_ms = 0

@@ -18,6 +18,7 @@ from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.operators.process.process_operator import ProcessOperator
 from strandline.operators.spark.spark_operator import SparkProcessorOperator
+from strandline.pyspark_releases import PandasSettings
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
@@ -98,7 +99,7 @@ def test_only_a_value_that_is_read_is_an_error(how: str, kind: str, days: int, t
     for operator in (
         ProcessOperator("step", Reads(how), ["k"], schema(kind), output),
         SparkProcessorOperator(
-            "step", SparkReads(how), ["k"], schema(kind), output, rows="row", time_zone="Asia/Tokyo"
+            "step", SparkReads(how), ["k"], schema(kind), output, rows="row", settings=PandasSettings("Asia/Tokyo")
         ),
     ):
         if how == "nothing":

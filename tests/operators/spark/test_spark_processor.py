@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,12 +14,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import ArrayType, IntegerType, MapType, Row, StringType, StructField, StructType
 
 from strandline.errors import JobDefinitionError, SchemaError, StrandlineError, UserCodeError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, SubtaskInfo
+from strandline.operators.spark.errors import SparkCallError, SparkValueError
 from strandline.operators.spark.spark_operator import SparkProcessorOperator, SparkRows
+from strandline.runtime.protocol.failures import Failure
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
@@ -471,6 +474,53 @@ def test_delete_if_exists_removes_a_state_of_all_keys() -> None:
         Migrating.version = 1
 
 
+class Deleting(Base):
+    """Deletes a state that it has declared: in Spark, the state cannot be used any more."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.states: list[Any] = [
+            handle.getValueState("gone", VALUE),
+            handle.getListState("gone list", VALUE),
+            handle.getMapState("gone map", VALUE, VALUE),
+        ]
+        for name in ("gone", "gone list", "gone map"):
+            handle.deleteIfExists(name)
+        try:
+            handle.getValueState("gone", VALUE)
+        except PySparkRuntimeError as error:
+            self.again = str(error)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        value, many, mapped = self.states
+        calls: list[Callable[[], Any]] = [
+            value.exists,
+            value.get,
+            value.clear,
+            lambda: value.update((1,)),
+            many.exists,
+            many.get,
+            lambda: many.put([(1,)]),
+            lambda: many.appendValue((1,)),
+            lambda: many.appendList([(1,)]),
+            mapped.exists,
+            mapped.iterator,
+            lambda: mapped.getValue((1,)),
+            lambda: mapped.updateValue((1,), (1,)),
+            lambda: mapped.removeKey((1,)),
+        ]
+        for call in calls:
+            with pytest.raises(PySparkRuntimeError, match="deleted it with deleteIfExists"):
+                call()
+        yield Row(text=self.again)
+
+
+def test_a_state_that_init_deletes_is_dead() -> None:
+    with ProcessorHarness(Deleting(), input_schema="k string", key="k", output_schema="text string") as h:
+        for _ in range(2):
+            ((text,),) = h.process([("a",)])
+            assert "declares the state 'gone' twice" in text
+
+
 # --- time ----------------------------------------------------------------------------------------
 
 
@@ -596,6 +646,60 @@ def test_initial_state_comes_before_the_first_rows(rows: SparkRows) -> None:
         assert h.process([("b", 1)]) == [("b", 201)]
 
 
+class Remembers(Base):
+    """Keeps attributes between the initial state and the first rows."""
+
+    plain: ClassVar[bool]
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.value = handle.getValueState("value", VALUE)
+        self.seen: dict[str, list[int]] = {}
+        self.closed = False
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        assert not self.closed
+        first = initialState.v if isinstance(initialState, Row) else int(initialState.v[0])
+        self.seen.setdefault("initial", []).append(first)
+        self.value.update((first,))
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        for _ in rows:
+            self.seen.setdefault("rows", []).append((self.value.get() or (0,))[0])
+        text = f"{key[0]} {self.seen}"
+        yield Row(text=text) if self.plain else pd.DataFrame({"text": [text]})
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class RemembersRows(Remembers):
+    plain = True
+
+
+class RemembersFrames(Remembers):
+    plain = False
+
+
+@pytest.mark.parametrize("rows", FLAVOURS)
+def test_the_first_rows_come_to_the_processor_that_got_the_initial_state(rows: SparkRows) -> None:
+    schema = "k string, v int"
+    with ProcessorHarness(
+        RemembersRows() if rows == "row" else RemembersFrames(),
+        input_schema=schema,
+        key="k",
+        output_schema="text string",
+        initial_schema=schema,
+        rows=rows,
+    ) as h:
+        h.process_initial([("a", 1), ("b", 2)])
+        first = ["a {'initial': [1, 2], 'rows': [1]}", "c {'initial': [1, 2], 'rows': [1, 0]}"]
+        for commit in (False, True):  # another try of the batch begins with the same attributes
+            assert texts(h.process([("a", 0), ("c", 0)], commit)) == first
+        assert texts(h.process([("b", 0)])) == ["b {'rows': [2]}"]
+        h.restart()
+        assert texts(h.process([("a", 0)])) == ["a {'rows': [1]}"]
+
+
 class InitialTimers(Base):
     def init(self, handle: StatefulProcessorHandle) -> None:
         super().init(handle)
@@ -667,10 +771,63 @@ class Yields(Base):
         yield from Yields.what
 
 
-def yielding(rows: SparkRows, *what: Any, output_schema: str = "k string, n long") -> list[Any]:
+def yielding(rows: SparkRows, *what: Any, output_schema: str = "k string, n long", **conf: bool) -> list[Any]:
     Yields.what = what
-    with ProcessorHarness(Yields(), input_schema="k string", key="k", output_schema=output_schema, rows=rows) as h:
+    with ProcessorHarness(
+        Yields(),
+        input_schema="k string",
+        key="k",
+        output_schema=output_schema,
+        rows=rows,
+        spark_conf={CONFS[name]: str(value).lower() for name, value in conf.items()},
+    ) as h:
         return h.process([("a",)])
+
+
+CONFS = {
+    "safe": "spark.sql.execution.pandas.convertToArrowArraySafely",
+    "coercion": "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled",
+    "by_name": "spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName",
+    "extension": "spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype",
+}
+
+
+def test_the_settings_of_the_session_apply_to_frames() -> None:
+    large = pd.DataFrame({"n": [300]})
+    assert yielding("pandas", large, output_schema="n byte") == [(44,)]
+    with pytest.raises(
+        SchemaError, match=r"'n' does not fit tinyint: Failed to convert .* (?s:.*)convertToArrowArrayS"
+    ):
+        yielding("pandas", large, output_schema="n byte", safe=True)
+    with pytest.raises(SchemaError, match=r"'n' does not fit decimal\(1,0\)"):
+        yielding("pandas", pd.DataFrame({"n": [3]}), output_schema="n decimal(1,0)")
+    made = yielding("pandas", pd.DataFrame({"n": [3]}), output_schema="n decimal(1,0)", coercion=True)
+    assert made == [(Decimal(3),)]
+    turned = pd.DataFrame({"b": [1], "a": [2]})
+    assert yielding("pandas", turned, output_schema="a int, b int") == [(2, 1)]
+    assert yielding("pandas", turned, output_schema="a int, b int", by_name=False) == [(1, 2)]
+
+
+class Dtypes(Base):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        for frame in rows:
+            yield pd.DataFrame({"text": [f"{key[0]} {frame.n.dtype} {frame.n.tolist()}"]})
+
+
+def test_integers_with_nulls_may_stay_integers() -> None:
+    found = {}
+    for extension in (False, True):
+        with ProcessorHarness(
+            Dtypes(),
+            input_schema="k string, n int",
+            key="k",
+            output_schema="text string",
+            rows="pandas",
+            spark_conf={CONFS["extension"]: str(extension).lower()},
+        ) as h:
+            found[extension] = texts(h.process([("a", 1), ("a", None), ("b", 2)]))
+    assert found[False] == ["a float64 [1.0, nan]", "b float64 [2.0]"]
+    assert found[True] == ["a object [1, <NA>]", "b int64 [2]"]
 
 
 def test_frames_are_taken_by_name_or_by_position() -> None:
@@ -805,6 +962,48 @@ def test_errors_say_where_they_come_from(where: str, kind: type[Exception], mess
             h.process([("a",)])
         Failing.where = ""
         assert h.process([("a",)]) == []
+
+
+class Catching(Base):
+    """Expects Spark's class for everything that goes wrong in a call of Spark's interface."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        self.value = handle.getValueState("value", VALUE)
+        self.list = handle.getListState("list", VALUE)
+        self.map = handle.getMapState("map", VALUE, VALUE)
+        for name, ttl in (("value", None), ("ttl", 5), (" ", None)):
+            with pytest.raises(PySparkRuntimeError):
+                handle.getValueState(name, VALUE, ttl)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        bad: Any = ("x",)
+        wrong: list[Callable[[], Any]] = [
+            lambda: self.handle.getValueState("more", VALUE),
+            lambda: self.handle.deleteIfExists("value"),
+            lambda: self.handle.registerTimer(1),
+            lambda: self.value.update(bad),
+            lambda: self.value.update((1, 2)),
+            lambda: self.list.put([]),
+            lambda: self.list.appendList([]),
+            lambda: self.list.appendValue(bad),
+            lambda: self.map.updateValue((1,), bad),
+            lambda: self.map.getValue(bad),
+            lambda: self.map.containsKey(bad),
+        ]
+        for call in wrong:
+            with pytest.raises(PySparkRuntimeError) as caught:
+                call()
+            assert isinstance(caught.value, StrandlineError)
+            assert str(caught.value) in caught.value.getMessage()
+        yield Row(k="fine")
+
+
+def test_errors_of_calls_are_ours_and_sparks() -> None:
+    with ProcessorHarness(Catching(), input_schema="k string", key="k", output_schema="k string") as h:
+        assert h.process([("a",)]) == [("fine",)]
+    for kind, base in ((SparkCallError, StrandlineError), (SparkValueError, SchemaError)):
+        assert type(Failure.of(kind("wrong")).error()) is base
 
 
 def test_an_error_in_the_initial_state() -> None:

@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+from pandas.api.extensions import ExtensionDtype
 from pyspark.sql.types import (
     BooleanType,
+    IntegralType,
     StructField,
     StructType,
     TimestampType,
@@ -24,7 +26,7 @@ from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.process.key_chunks import KeyChunk, KeyChunkReader
 from strandline.operators.process.limits import DEFAULT_LIMITS, ProcessLimits
 from strandline.operators.spark.output_columns import OutputColumns
-from strandline.pyspark_releases import arrow_column, pandas_columns
+from strandline.pyspark_releases import PandasSettings, arrow_column, pandas_columns
 from strandline.state.coding.values import shown
 
 _WIDENED: Final = {"i": np.dtype(np.int64), "f": np.dtype(np.float64)}
@@ -37,17 +39,19 @@ class FrameReader(KeyChunkReader):
         self,
         struct: StructType,
         key_columns: Sequence[str],
-        time_zone: str,
+        settings: PandasSettings,
         where: str,
         limits: ProcessLimits = DEFAULT_LIMITS,
     ) -> None:
         schema = arrow_schema(struct)
         super().__init__(struct, schema, key_columns, where, limits)
-        self._time_zone = time_zone
+        self._settings = settings
         self._local = pa.schema(
-            field.with_type(pa.timestamp("us", time_zone)) if _is_instant(field.type) else field for field in schema
+            field.with_type(pa.timestamp("us", settings.time_zone)) if _is_instant(field.type) else field
+            for field in schema
         )
-        self._booleans = [at for at, field in enumerate(struct.fields) if isinstance(field.dataType, BooleanType)]
+        mixed = (BooleanType, IntegralType) if settings.extension_ints else BooleanType
+        self._mixed_columns = [at for at, field in enumerate(struct.fields) if isinstance(field.dataType, mixed)]
 
     def chunk(self, rows: pa.RecordBatch) -> KeyChunk:
         """The chunk of a record batch that `fit` returned; each key has one item, its frame."""
@@ -61,18 +65,19 @@ class FrameReader(KeyChunkReader):
         columns = [column.cast(field.type) for column, field in zip(rows.columns, self._local, strict=False)]
         local = pa.RecordBatch.from_arrays(columns, schema=self._local)
         try:
-            series = pandas_columns(local, self._struct, self._time_zone)
+            series = pandas_columns(local, self._struct, self._settings)
         except Exception as error:  # noqa: BLE001  # PySpark's errors have no common base
             raise self._unreadable(local) or error from None
         # Spark builds its frames from Python values, so integers and floats have 64 bits.
-        wide = [one.astype(_WIDENED[one.dtype.kind]) if one.dtype.kind in _WIDENED else one for one in series]
-        return pd.concat(wide, axis=1).copy()  # the copy stores columns of one type together, so that cutting is cheap
+        return pd.concat(
+            map(_widened, series), axis=1
+        ).copy()  # the copy stores columns of one type together, so that cutting is cheap
 
     def _unreadable(self, rows: pa.RecordBatch) -> SchemaError | None:
         """The error for the first column that pandas cannot hold."""
         for at, field in enumerate(self._struct.fields):
             try:
-                pandas_columns(rows.select([at]), StructType([field]), self._time_zone)
+                pandas_columns(rows.select([at]), StructType([field]), self._settings)
             except Exception as error:  # noqa: BLE001  # PySpark's errors have no common base
                 return SchemaError(
                     f"{self._where}: the input column {field.name!r} has a value that pandas cannot hold: {error}; "
@@ -82,7 +87,15 @@ class FrameReader(KeyChunkReader):
 
     def _mixed(self, rows: pa.RecordBatch) -> bool:
         """Whether a frame may get a better type than object for a column, if the key's rows have no nulls."""
-        return any(rows.column(at).null_count for at in self._booleans)
+        return any(rows.column(at).null_count for at in self._mixed_columns)
+
+
+def _widened(series: pd.Series[Any]) -> pd.Series[Any]:
+    kind: Any = series.dtype
+    if kind.kind not in _WIDENED:
+        return series
+    nulls = isinstance(kind, ExtensionDtype) and series.hasnans
+    return series.astype(object) if nulls else series.astype(_WIDENED[kind.kind])
 
 
 def _is_instant(kind: pa.DataType) -> bool:
@@ -117,10 +130,11 @@ def pandas_key(struct: StructType, key_columns: Sequence[str], time_zone: str) -
 class FrameColumns:
     """The columns of frames that wait for their record batch; its length is the number of their rows."""
 
-    __slots__ = ("_length", "_names", "_places", "columns")
+    __slots__ = ("_by_name", "_length", "_names", "_places", "columns")
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names: list[str], by_name: bool = True) -> None:
         self._names = names
+        self._by_name = by_name
         self._places: dict[tuple[Any, ...], list[int]] = {}
         self._length = 0
         self.columns: list[list[Any]] = [[] for _ in names]
@@ -154,7 +168,7 @@ class FrameColumns:
 
     def _places_of(self, labels: tuple[Any, ...]) -> list[int]:
         names = self._names
-        by_name = any(isinstance(label, str) for label in labels)
+        by_name = self._by_name and any(isinstance(label, str) for label in labels)
         if labels and (any(name not in labels for name in names) if by_name else len(labels) < len(names)):
             raise SchemaError(
                 f"an output frame must have the columns {', '.join(names)}; it has {', '.join(map(str, labels))}"
@@ -165,13 +179,13 @@ class FrameColumns:
 class FrameWriter(OutputColumns):
     """Writes frames as Spark does: columns are found by name, or by position if they have none; values are cast."""
 
-    def __init__(self, struct: StructType, time_zone: str, where: str) -> None:
+    def __init__(self, struct: StructType, settings: PandasSettings, where: str) -> None:
         super().__init__(struct, where)
-        self._time_zone = time_zone
+        self._settings = settings
 
     def waiting(self) -> FrameColumns:
         """A new container for frames that wait."""
-        return FrameColumns(self._struct.names)
+        return FrameColumns(self._struct.names, self._settings.by_name)
 
     def build(self, rows: FrameColumns, key_at: Callable[[int], object]) -> pa.RecordBatch:
         """One record batch of the waiting frames."""
@@ -186,7 +200,7 @@ class FrameWriter(OutputColumns):
     def _array(self, column: Sequence[Any], field: StructField) -> Any:
         kind = self._arrow.field(field.name).type
         arrays = [
-            arrow_column(_joined(list(same)), field, self._time_zone)
+            arrow_column(_joined(list(same)), field, self._settings)
             for _, same in groupby(column, lambda values: values.dtype)
         ]
         array = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
@@ -199,7 +213,8 @@ class FrameWriter(OutputColumns):
             try:
                 self._array([values], field)
             except Exception as error:  # noqa: BLE001  # PySpark's errors have no common base
-                return self._misfit(key_at(at), field, error.__cause__ or error)
+                because = f"{error} ({error.__cause__})" if error.__cause__ is not None else error
+                return self._misfit(key_at(at), field, because)
         return None
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 import pyarrow as pa
 from pyspark import cloudpickle  # private Spark API: see design note 009
@@ -27,11 +28,13 @@ from strandline.operators.spark.handle import SparkHandle
 from strandline.operators.spark.rows import SparkRowReader, SparkRowWriter
 from strandline.operators.spark.values import giver
 from strandline.operators.user_code import NOT_BY_USER_CODE, user_traceback
+from strandline.pyspark_releases import PandasSettings
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import state_prefix
 from strandline.state.handles.timers import Timers, TimerService
 
 SparkRows = Literal["row", "pandas"]
+DEFAULT_SETTINGS: Final = PandasSettings()
 
 
 class SparkProcessorOperator(ProcessOperator):
@@ -40,7 +43,7 @@ class SparkProcessorOperator(ProcessOperator):
     `rows` says which of Spark's interfaces the processor is written for: "row" is that of `transformWithState`,
     "pandas" that of `transformWithStateInPandas`. As in Spark, every batch has its own processor: a new copy is
     initialised, gets the rows and the due timers, and is closed. `time_mode` may be spelled as in Spark. User code gets
-    timestamps in `time_zone`, the session's time zone.
+    timestamps in the session's time zone, which `settings` has.
     """
 
     kind = "spark"
@@ -62,7 +65,7 @@ class SparkProcessorOperator(ProcessOperator):
         output_time: str | None = None,
         output_delay_ms: int = 0,
         initial_schema: StructType | None = None,
-        time_zone: str = "UTC",
+        settings: PandasSettings = DEFAULT_SETTINGS,
         limits: ProcessLimits = DEFAULT_LIMITS,
     ) -> None:
         mode = TIME_MODES.get(str(time_mode).lower())
@@ -73,11 +76,11 @@ class SparkProcessorOperator(ProcessOperator):
         if rows not in get_args(SparkRows):
             raise JobDefinitionError(f"operator {uid!r}: rows={rows!r} is not valid; use 'row' or 'pandas'")
         self.rows = rows
-        self.time_zone = time_zone
+        self.settings = settings
         self.initial_struct = initial_schema
         super().__init__(
             uid,
-            _Adapter(processor, rows, mode, key_columns, input_schema, time_zone),
+            _Adapter(processor, rows, mode, key_columns, input_schema, settings.time_zone),
             key_columns,
             input_schema,
             output_schema,
@@ -99,6 +102,8 @@ class SparkProcessorOperator(ProcessOperator):
 
         `rows` have the columns of `initial_schema` and `KEY_GROUP_COLUMN`; the rows of a key are next to each other.
         As in Spark, there is no output: the returned iterator is empty, and all work is done before the call returns.
+        The first batch goes on with the processor that got the initial state, so its attributes are still there. They
+        are lost if the slot is replaced in between.
         `batch` may be a batch of its own, or the first batch of the job, with the same change set.
         """
         running = self._subtask
@@ -175,16 +180,52 @@ class _Adapter(KeyedProcessor):
             pandas_key(self._struct, self._key_columns, self._time_zone) if self._rows == "pandas" else None
         )
         self._times = TimerValues()
-        self.begin()
+        self._primed: StatefulProcessor | None = None
+        self._primed_for: int | None = None
+        self._new()
         self.current.close()
 
-    def begin(self, batch: BatchInfo | None = None) -> None:
-        """Make the processor of a batch."""
-        if batch is not None and self._time_mode != "none":
+    def begin(self, batch: BatchInfo) -> bool:
+        """Make the processor of a batch; returns whether it is a new one.
+
+        The first batch after the initial state goes on with the processor that got it, as in Spark. A batch may be
+        run again, so each run works with a copy.
+        """
+        self._tell_time(batch)
+        if self._primed is not None and self._primed_for in (None, batch.batch_id):
+            self._primed_for = batch.batch_id
+            self._use(self._copy_of_primed(self._primed))
+            return False
+        self._primed = None
+        self._new()
+        return True
+
+    def begin_initial(self, batch: BatchInfo) -> None:
+        """Make the processor that gets the initial state, and that the first batch goes on with."""
+        self._tell_time(batch)
+        self._primed_for = None
+        self._new()
+        self._primed = self.current
+
+    def _tell_time(self, batch: BatchInfo) -> None:
+        if self._time_mode != "none":
             self._times = TimerValues(batch.processing_time_ms, batch.watermark_ms or 0)
-        self.current: StatefulProcessor = cloudpickle.loads(self._pickled)
-        self._handle_rows = self.current.handleInputRows
+
+    def _new(self) -> None:
+        self._use(cloudpickle.loads(self._pickled))
         self.handle.initialise(self.current.init)
+
+    def _use(self, processor: StatefulProcessor) -> None:
+        self.current = processor
+        self._handle_rows = processor.handleInputRows
+
+    def _copy_of_primed(self, primed: StatefulProcessor) -> StatefulProcessor:
+        """A copy that works on the same state; if user code cannot be copied, the processor itself."""
+        try:
+            return copy.deepcopy(primed)
+        except Exception:  # noqa: BLE001  # user code may hold anything, such as a connection
+            self._primed = None
+            return primed
 
     def process(self, key: Key, rows: Iterator[Any], context: ProcessContext) -> Iterable[Any] | None:
         """Call `handleInputRows` with the rows of one key."""
@@ -226,7 +267,7 @@ class _SparkSubtask(ProcessSubtask):
         scope, adapter = self._scope, self._adapter()
         reader = self._make_reader(struct, self.info.where)
         chunks = KeyChunks(reader, rows)
-        self._begin(changes, batch)
+        self._begin(changes, batch, initial=True)
         try:
             while (chunk := chunks.next()) is not None:
                 reader.adapt(scope.load(chunk.keys, chunk.values) + chunk.size)
@@ -246,11 +287,11 @@ class _SparkSubtask(ProcessSubtask):
         finally:
             self.context._batch = None
             scope.end()
-        self._call(batch, "close")
 
-    def _begin(self, changes: ChangeSet, batch: BatchInfo) -> None:
+    def _begin(self, changes: ChangeSet, batch: BatchInfo, initial: bool = False) -> None:
         super()._begin(changes, batch)
-        self._call(batch, "init")
+        if not self._call(batch, "initial" if initial else "init"):
+            return
         for name in self._adapter().handle.deleted:
             for group in self._groups:
                 stored = [key for key, _ in changes.scan(state_prefix(group, name))]
@@ -261,18 +302,25 @@ class _SparkSubtask(ProcessSubtask):
         found = list(timers.due(until))
         return zip([timer for timer, _ in found], timers.encoded_keys(found), strict=True)
 
-    def _call(self, batch: BatchInfo, method: Literal["init", "close"]) -> None:
+    def _call(self, batch: BatchInfo, method: Literal["init", "initial", "close"]) -> bool:
+        """Begin or end a batch; returns whether `init` was called."""
         adapter = self._adapter()
         try:
-            if method == "init":
-                adapter.begin(batch)
-            else:
-                adapter.current.close()
+            match method:
+                case "init":
+                    return adapter.begin(batch)
+                case "initial":
+                    adapter.begin_initial(batch)
+                    return True
+                case "close":
+                    adapter.current.close()
+                    return False
         except (StrandlineError, *NOT_BY_USER_CODE):
             raise
         except BaseException as error:  # noqa: BLE001  # user code may raise anything
             where = f"{self.info.where}, batch {batch.batch_id}"
-            raise UserCodeError(f"{where}: {method}() failed\n{user_traceback(error)}") from None
+            name = "close" if method == "close" else "init"
+            raise UserCodeError(f"{where}: {name}() failed\n{user_traceback(error)}") from None
 
     def _adapter(self) -> _Adapter:
         adapter = self._operator.processor
@@ -281,14 +329,16 @@ class _SparkSubtask(ProcessSubtask):
 
     def _make_reader(self, struct: StructType, place: str) -> KeyChunkReader:
         operator = self._spark_operator()
-        made = SparkRowReader if operator.rows == "row" else FrameReader
-        return made(struct, operator.key_columns, operator.time_zone, place, operator.limits)
+        if operator.rows == "row":
+            zone = operator.settings.time_zone
+            return SparkRowReader(struct, operator.key_columns, zone, place, operator.limits)
+        return FrameReader(struct, operator.key_columns, operator.settings, place, operator.limits)
 
     def _make_writer(self, place: str) -> Writer:
         operator = self._spark_operator()
         if operator.rows == "row":
             return SparkRowWriter(operator.output_struct, place)
-        return FrameWriter(operator.output_struct, operator.time_zone, place)
+        return FrameWriter(operator.output_struct, operator.settings, place)
 
     def _spark_operator(self) -> SparkProcessorOperator:
         assert isinstance(self._operator, SparkProcessorOperator)

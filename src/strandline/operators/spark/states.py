@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn, Self, cast
 
 from pyspark.sql.streaming.stateful_processor import (
     ListState,
@@ -16,11 +16,30 @@ from pyspark.sql.types import (
 
 from strandline.errors import SchemaError
 from strandline.operators.columns.row_reader import row_factory
+from strandline.operators.spark.errors import SparkCallError, SparkValueError
 from strandline.operators.spark.values import _has_times, _taker, giver, plain_value
 from strandline.state.handles import states
 
 
-class SparkValueState(ValueState):
+class _Ending:
+    """A state that `deleteIfExists` can end."""
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
+        """The state itself: the copy of a processor works on the same state."""
+        return self
+
+    def end(self, reason: str) -> None:
+        """From now on, every call of the state raises `SparkCallError` with this text."""
+
+        def ended(*_args: Any) -> NoReturn:
+            raise SparkCallError(reason)
+
+        for name in vars(type(self)):
+            if not name.startswith("_"):
+                setattr(self, name, ended)
+
+
+class SparkValueState(_Ending, ValueState):
     """Spark's value state. A value is a tuple, even if it has one column."""
 
     def __init__(self, state: states.ValueState, schema: StructType) -> None:
@@ -44,13 +63,13 @@ class SparkValueState(ValueState):
                 return
             except SchemaError:
                 pass  # Spark accepts more types than our states do
-        self._state.update(self._rows.take(newValue))
+        _stored(self._state.update, self._rows.take(newValue))
 
     def clear(self) -> None:
         self._state.clear()
 
 
-class SparkListState(ListState):
+class SparkListState(_Ending, ListState):
     """Spark's list state."""
 
     def __init__(self, state: states.ListState, schema: StructType) -> None:
@@ -65,7 +84,7 @@ class SparkListState(ListState):
         return rows if self._rows.given is None else map(self._rows.give, rows)
 
     def put(self, newState: Any) -> None:
-        self._state.put(self._all(newState))
+        _stored(self._state.put, self._all(newState))
 
     def appendValue(self, newState: Any) -> None:
         if self._rows.fits(newState):
@@ -74,10 +93,10 @@ class SparkListState(ListState):
                 return
             except SchemaError:
                 pass  # Spark accepts more types than our states do
-        self._state.append_value(self._rows.take(newState))
+        _stored(self._state.append_value, self._rows.take(newState))
 
     def appendList(self, newState: Any) -> None:
-        self._state.append(self._all(newState))
+        _stored(self._state.append, self._all(newState))
 
     def clear(self) -> None:
         self._state.clear()
@@ -85,14 +104,14 @@ class SparkListState(ListState):
     def _all(self, values: Iterable[Any]) -> list[tuple[Any, ...]]:
         rows = [self._rows.take(value) for value in values]
         if not rows:
-            raise SchemaError(
+            raise SparkValueError(
                 f"list state {self._state.descriptor.name!r}: put and appendList refuse an empty list, as in Spark; "
                 "use clear() to remove the list"
             )
         return rows
 
 
-class SparkMapState(MapState):
+class SparkMapState(_Ending, MapState):
     """Spark's map state."""
 
     def __init__(self, state: states.MapState, key_schema: StructType, schema: StructType) -> None:
@@ -105,14 +124,14 @@ class SparkMapState(MapState):
         return self._state.exists()
 
     def getValue(self, key: Any) -> tuple[Any, ...] | None:
-        row = self._state.get(self._keys.take(key))
+        row = _stored(self._state.get, self._keys.take(key))
         return None if row is None else cast("tuple[Any, ...]", self._row(self._rows.give(row)))
 
     def containsKey(self, key: Any) -> bool:
-        return self._state.contains(self._keys.take(key))
+        return bool(_stored(self._state.contains, self._keys.take(key)))
 
     def updateValue(self, key: Any, value: Any) -> None:
-        self._state.put(self._keys.take(key), self._rows.take(value))
+        _stored(self._state.put, self._keys.take(key), self._rows.take(value))
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         give_key, give = self._keys.give, self._rows.give
@@ -125,10 +144,18 @@ class SparkMapState(MapState):
         return map(self._rows.give, self._state.values())
 
     def removeKey(self, key: Any) -> None:
-        self._state.remove(self._keys.take(key))
+        _stored(self._state.remove, self._keys.take(key))
 
     def clear(self) -> None:
         self._state.clear()
+
+
+def _stored(call: Callable[..., Any], *rows: Any) -> Any:
+    """Call a state; a row that does not fit raises `SparkValueError`."""
+    try:
+        return call(*rows)
+    except SchemaError as error:
+        raise SparkValueError(str(error)) from None
 
 
 class _StateRows:

@@ -22,9 +22,13 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """The message for `error`. An exception that is not ours arrives as `StrandlineError` and names its class."""
+        """The message for `error`. A class of another module travels as its base in `strandline.errors`.
+
+        An exception that is not ours arrives as `StrandlineError` and names its class.
+        """
         if isinstance(error, StrandlineError):
-            return cls(type(error).__name__, _encodable(str(error)))
+            names = (one.__name__ for one in type(error).__mro__ if vars(errors).get(one.__name__) is one)
+            return cls(next(names), _encodable(str(error)))
         return cls(StrandlineError.__name__, _encodable(f"{type(error).__name__}: {error}"))
 
     def error(self) -> StrandlineError:

@@ -35,6 +35,7 @@ from strandline.runtime.protocol.messages import (
 from strandline.runtime.protocol.slot_calls import (
     BatchRound,
     Freeze,
+    RowCounts,
     SlotClient,
     SnapshotRef,
 )
@@ -79,7 +80,11 @@ def test_a_slot_that_was_killed_comes_back_with_everything_that_was_committed(dr
         0: {UID: (B0, 0)},
         1: {UID: (B0, 0)},
     }
+    counts = {index: status.counts[UID] for index, status in driver.statuses().values.items()}
+    assert counts == {0: RowCounts(3, 2), 1: RowCounts()}, "each row once, whoever asked again"
     driver.commit(B0)
+    figures = driver.manager.slot_figures(ForSlots([0, 1], NOTHING)).values
+    assert [figures[index].operators[UID].estimated_keys for index in (0, 1)] == [2, 0]
     with pytest.raises(StaleAttemptError, match="is over"):
         send(slots[0], 0, B0, [("a", 1)])
 
@@ -95,6 +100,7 @@ def test_a_slot_that_was_killed_comes_back_with_everything_that_was_committed(dr
     victim, other = driver.slot_pids()
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: driver.lost == {0}, what="the report of the loss")
+    assert driver.manager.describe(NOTHING).slots[0].ended == f"its process {victim} was killed by SIGKILL"
     assert isinstance(driver.statuses().failures[0].error(), SlotLostError)
     with pytest.raises(SlotLostError):
         send(slots[0], 0, B2, [("a", 1)])

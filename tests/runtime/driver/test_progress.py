@@ -57,8 +57,8 @@ def test_every_batch_counts_once_however_often_the_run_goes_back(
             reported = reported_last or index < len(batches) - 1
             progress.committed(work(generation, number, rows))
             if reported:
-                progress.reported(spark_report(number, rows, places))
-                progress.reported(spark_report(number, rows, places))  # nothing happens
+                for of in (generation - 1, generation, generation):  # too late, in time, and once more
+                    progress.reported(of, spark_report(number, rows, places))
             counted.append((batch_id(generation, number), rows, reported))
             number += 1
         assert progress.waits_for_report == (bool(batches) and not reported_last)
@@ -79,9 +79,9 @@ def test_a_report_has_the_names_of_spark_and_counts_each_row_once() -> None:
     progress = RunProgress("visits", reports.append)
     progress.begin(Shape(1, 2, -1, (0, 0)), STEPS)
     slot = SlotFigures(dict.fromkeys(STEPS, OperatorFigures(100, 40, 7)), 1000, 80)
-    progress.sampled([slot, slot], 4000, None)
+    progress.sampled(1, [slot, slot], 4000, None)
     progress.committed(work(1, 3, 6))
-    progress.reported(spark_report(3, 6, (0, 0)))
+    progress.reported(1, spark_report(3, 6, (0, 0)))
     (report,) = reports
     assert progress.recent() == reports
     assert (report["name"], report["batchId"], report["numInputRows"]) == ("visits", batch_id(1, 3), 6)
@@ -100,7 +100,7 @@ def test_a_report_has_the_names_of_spark_and_counts_each_row_once() -> None:
     assert report["sink"]["numOutputRows"] == 6
     figures = progress.steps()["second"]
     assert (figures.state_bytes, figures.state_memory_bytes, figures.estimated_keys) == (200, 80, 14)
-    progress.sampled([slot], 4000, None)
+    progress.sampled(1, [slot], 4000, None)
     assert progress.steps()["second"] == figures, "a slot that does not answer does not make the state smaller"
     assert progress.sizes.memory.used_bytes == 160
 
@@ -110,7 +110,7 @@ def test_rates_are_those_of_the_last_minute_and_fall_to_zero() -> None:
     progress.begin(Shape(1, 1, -1, (0,)), STEPS)
     for number, began in enumerate((0.0, 100.0, 108.0)):
         progress.committed(work(1, number, 50, began))
-        progress.reported(spark_report(number, 50, (0,)))
+        progress.reported(1, spark_report(number, 50, (0,)))
     assert progress.rates(110.0) == (10.0, 10.0)
     assert progress.rates(1000.0) == (0.0, 0.0)
 

@@ -12,6 +12,7 @@ from strandline.errors import ConfigError, DamagedFileError, DirectoryNotOursErr
 from strandline.state.backends.base import SnapshotFile, StateBackend
 from strandline.state.backends.factory import BACKENDS, RestoredFile, load_snapshot, open_backend
 from strandline.state.backends.full_snapshot import read_full_snapshot, write_full_snapshot
+from strandline.state.backends.heap import HeapBackend
 from strandline.state.backends.rocksdb import RocksDBBackend, RocksDBMemory, RocksDBOptions
 from strandline.testing.backend import BackendContract, Opener, key, restorable
 from strandline.testing.backend_machine import BackendMachine
@@ -257,3 +258,17 @@ def test_a_full_snapshot_of_a_damaged_database_is_not_written(tmp_path: Path) ->
     with pytest.raises(DamagedFileError, match="Corruption"):
         snapshot.write()
     backend.close()
+
+
+def test_the_heap_counts_its_size_anew_when_a_tenth_of_its_entries_has_changed() -> None:
+    """So that figures, which are taken every second, do not add up millions of lengths each time."""
+    backend = HeapBackend()
+    keys = [b"%04d" % number for number in range(1000)]
+    backend.apply(keys, [b"x"] * 1000)
+    assert (backend.size_bytes(), backend.estimated_keys()) == (5000, 1000)
+    backend.apply(keys[:50], [b"x" * 101] * 50)
+    assert backend.size_bytes() == 5000
+    backend.apply(keys[50:100], [None] * 50)
+    assert (backend.size_bytes(), backend.estimated_keys()) == (5000 + 50 * 100 - 50 * 5, 950)
+    backend.apply(keys, [None] * 1000)
+    assert (backend.size_bytes(), backend.estimated_keys()) == (0, 0)

@@ -141,15 +141,15 @@ class RunFigures(Facts, frozen=True):
 
     def __repr__(self) -> str:
         facts = [
-            f"{self.batches:,} batches",
-            f"{self.rows:,} rows in ({self.rows_per_second:,.0f}/s)",
-            f"{self.rows_out:,} out ({self.rows_out_per_second:,.0f}/s)",
-            f"{self.late_rows:,} late",
-            f"{self.state_bytes:,} bytes of state in {len(self.steps)} steps",
+            f"batches {self.batches:,}",
+            f"rows in {self.rows:,} ({self.rows_per_second:,.0f}/s)",
+            f"out {self.rows_out:,} ({self.rows_out_per_second:,.0f}/s)",
+            f"late {self.late_rows:,}",
+            f"{self.state_bytes:,} bytes of state",
         ]
         if self.watermark_lag_ms is not None:
             facts.append(f"watermark {self.watermark_lag_ms / 1000:,.0f} s behind")
-        return f"<RunFigures {self.status}: {', '.join(facts)}, {self.restarts} restarts>"
+        return f"<RunFigures {self.status}: {', '.join(facts)}, restarts {self.restarts}>"
 
 
 class SlotProcess(Facts, frozen=True):

@@ -188,14 +188,16 @@ class Generation:
             with self._looking:
                 for report in reports_after(self._query, self._reported):
                     self._reported = report["batchId"]
-                    self._progress.reported(report)
+                    self._progress.reported(self.number, report)
         except Exception as error:  # noqa: BLE001 - Py4J raises many types while the JVM ends; figures are only figures
             log.info("Spark's reports cannot be read: %s", first_line(str(error)))
 
     def refresh_figures(self) -> None:
         """Read Spark's reports, and ask every slot what its state takes up."""
         self.read_reports()
-        self._progress.sampled(self._cluster.slot_figures(), self._state_memory, self._cluster.changelog_figures())
+        self._progress.sampled(
+            self.number, self._cluster.slot_figures(), self._state_memory, self._cluster.changelog_figures()
+        )
 
     def settle_figures(self, patience: float = REPORT_PATIENCE) -> None:
         """Take the last figures, after `hold`. Spark reports on the last batch as soon as the batch function ends."""

@@ -128,21 +128,25 @@ class RunProgress:
             for uid, counts in work.steps.items():
                 self._steps[uid] = self._steps.get(uid, RowCounts()).plus(counts)
 
-    def reported(self, spark: Mapping[str, Any]) -> None:
-        """Spark has reported on a batch, in the form of its `StreamingQueryProgress.json`."""
+    def reported(self, generation: int, spark: Mapping[str, Any]) -> None:
+        """Spark has reported on a batch of a generation, in the form of its `StreamingQueryProgress.json`."""
         with self._lock:
-            counted = self._unreported.pop(spark["batchId"], None)
+            ours = generation == self._shape.generation
+            counted = self._unreported.pop(spark["batchId"], None) if ours else None
             if counted is None:
-                return  # a batch of ours failed, or Spark had nothing to do
+                return  # the generation is over, a batch of ours failed, or Spark had nothing to do
             sources = self._read_sources(spark, counted)
             report = self._report(spark, counted, sources)
             self._reports.append(report)
         self._on_report(report)
 
-    def sampled(self, slots: Sequence[SlotFigures], budget: int, changelog: ChangelogFigures | None) -> None:
+    def sampled(
+        self, generation: int, slots: Sequence[SlotFigures], budget: int, changelog: ChangelogFigures | None
+    ) -> None:
         """Slots have said what their state takes up. If one is missing, the sizes stay as they were."""
         with self._lock:
-            if len(slots) < self._shape.parallelism and self._sizes.steps:
+            missing = len(slots) < self._shape.parallelism and self._sizes.steps
+            if missing or generation != self._shape.generation:
                 return
             steps: dict[str, OperatorFigures] = {}
             for slot in slots:

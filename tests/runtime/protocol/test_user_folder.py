@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.errors import UnsafeFolderError
+from strandline.errors import StorageRefusedError, UnsafeFolderError
 from strandline.runtime.protocol.user_folder import make_private, user_folder
 
 NOBODY = 65534
@@ -97,3 +97,11 @@ def test_two_users_share_a_host_and_neither_takes_the_other_ones_folder(shared: 
     os.chown(user_folder(shared), NOBODY, NOBODY)
     with pytest.raises(UnsafeFolderError, match=f"it belongs to user {NOBODY}"):
         make_private(user_folder(shared) / "visits")
+
+
+@pytest.mark.parametrize("parent", ["/proc/nowhere", "{file}"])
+def test_a_folder_that_cannot_be_created_is_named_with_the_reason_and_the_option(parent: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = user_folder(parent.format(file=tmp_path / "file")) / "job"
+    with pytest.raises(StorageRefusedError, match=rf"cannot create the local folder {folder}: .*option local_dir"):
+        make_private(folder)

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from strandline.errors import UnsafeFolderError
+from strandline.errors import StorageRefusedError, UnsafeFolderError
 
 
 def user_folder(parent: str | Path) -> Path:
@@ -18,8 +18,18 @@ def make_private(folder: Path) -> Path:
     """Makes a folder inside this user's folder, and returns it.
 
     Raises `UnsafeFolderError` if the user's folder belongs to somebody else, is a link, or was open to others: they
-    could have put files there, or could read ours.
+    could have put files there, or could read ours. Raises `StorageRefusedError` if the folder cannot be created.
     """
+    try:
+        return _made(folder)
+    except OSError as error:
+        raise StorageRefusedError(
+            f"cannot create the local folder {folder}: {error.strerror or error}; give the user that runs the job "
+            "write access, or name another place with the option local_dir"
+        ) from error
+
+
+def _made(folder: Path) -> Path:
     own = [place for place in (folder, *folder.parents) if place.name == user_folder("").name]
     assert own, folder
     for place in reversed(own):  # more than one, if a job has that name, too

@@ -93,6 +93,9 @@ def test_a_run_that_fails_in_its_block_raises_its_own_error_once(place: Place) -
     assert not getattr(caught.value, "__notes__", [])
     assert run.status is sl.RunStatus.FAILED
     assert run.status.ended
+    figures = run.figures()
+    assert (figures.status, figures.generation, figures.steps["sums"].rows_in) == ("failed", 1, 0)
+    assert run.last_progress is None
     # A failed run must not raise where somebody only looks at it.
     assert repr(run).startswith("<JobRun 'visits' failed: generation 1, ")
     assert "error UserCodeError: " in repr(run)

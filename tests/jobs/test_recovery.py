@@ -74,11 +74,23 @@ def test_killed_processes_are_replaced_without_restarting_the_query(
     assert place.rows() == running_sums(data)
 
 
+class Recoveries(sl.RunListener):
+    """Notes recoveries."""
+
+    def __init__(self) -> None:
+        self.told: list[sl.Recovery] = []
+
+    def on_recovery(self, run: sl.JobRun, recovery: sl.Recovery) -> None:
+        self.told.append(recovery)
+
+
 def test_a_slot_that_dies_while_the_source_is_idle_is_replaced(place: Place, runs: list[sl.JobRun]) -> None:
     data = batches(2)
     place.write(data[0])
     run = place.sums().start()
     runs.append(run)
+    listener = Recoveries()
+    run.add_listener(listener)
     run.process_all_available()
     victim = slot_pids(run)[0]
     os.kill(victim, signal.SIGKILL)
@@ -92,6 +104,7 @@ def test_a_slot_that_dies_while_the_source_is_idle_is_replaced(place: Place, run
     assert re.fullmatch(rf"slot \d: its process {victim} was killed by SIGKILL", recovery.reason)
     assert repr(recovery).startswith("<Recovery 2")
     assert recovery.reason in repr(recovery)
+    assert listener.told == [recovery]
     assert place.rows() == running_sums(data)
 
 

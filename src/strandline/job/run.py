@@ -60,6 +60,8 @@ class JobRun:
             # The exception of the block tells more: as a rule it is the error of the run.
             if failure is not error:
                 error.add_note(f"the run could not be cancelled: {failure}")
+        finally:
+            self._tell_end()
 
     def __repr__(self) -> str:
         """Name, status, generation, batches, rows and last checkpoint, as far as the driver knows; it never waits."""

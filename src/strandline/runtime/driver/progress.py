@@ -46,6 +46,15 @@ class BatchWork:
     written_rows: int
     """Rows in Parquet files."""
 
+    @property
+    def watermark_ms(self) -> int | None:
+        """The watermark of the job in the batch."""
+        return self.time.watermark_ms
+
+    def watermark_of(self, step: str) -> int | None:
+        """The watermark of a step in the batch."""
+        return self.time.watermark_ms
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -230,7 +239,7 @@ class RunProgress:
             counts.rows_in,
             counts.rows_out,
             counts.late_rows,
-            self._last.time.watermark_ms if self._last is not None else None,
+            self._last.watermark_of(uid) if self._last is not None else None,
             size.state_bytes,
             size.memory_bytes,
             size.estimated_keys,
@@ -252,8 +261,8 @@ class RunProgress:
     def _report(self, spark: Mapping[str, Any], counted: _Counted, sources: list[dict[str, Any]]) -> dict[str, Any]:
         work, shape = counted.work, self._shape
         event_time = dict(spark.get("eventTime") or {})
-        if work.time.watermark_ms is not None:
-            event_time["watermark"] = _iso(work.time.watermark_ms)
+        if work.watermark_ms is not None:
+            event_time["watermark"] = _iso(work.watermark_ms)
         return {
             "name": self._job,
             "generation": shape.generation,
@@ -283,7 +292,7 @@ class RunProgress:
                 "numRowsInput": counts.rows_in,
                 "numRowsOutput": counts.rows_out,
                 "stateBytes": size.state_bytes,
-                "watermarkMs": work.time.watermark_ms,
+                "watermarkMs": work.watermark_of(uid),
             },
         }
 

@@ -22,7 +22,7 @@ def with_progress(of_run: RunFigures, progress: RunProgress) -> RunFigures:
         rows_per_second=rows_per_second,
         rows_out_per_second=rows_out_per_second,
         batch_duration_ms=(last.ended - last.began) * 1000 if last is not None else 0.0,
-        watermark_ms=last.time.watermark_ms if last is not None else None,
+        watermark_ms=last.watermark_ms if last is not None else None,
         watermark_lag_ms=_watermark_lag(last, ended),
         late_rows=sum(step.late_rows for step in steps.values()),
         state_bytes=sum(step.state_bytes for step in steps.values()),
@@ -35,6 +35,6 @@ def with_progress(of_run: RunFigures, progress: RunProgress) -> RunFigures:
 
 
 def _watermark_lag(last: BatchWork | None, ended: bool) -> int | None:
-    if last is None or last.time.watermark_ms is None:
+    if last is None or last.watermark_ms is None:
         return None
-    return (last.time.processing_ms if ended else int(time.time() * 1000)) - last.time.watermark_ms
+    return (last.time.processing_ms if ended else int(time.time() * 1000)) - last.watermark_ms

@@ -45,8 +45,8 @@ MAY_IMPORT: dict[str, str] = {
     "operators.base": f"{STEPS} state.batch state.descriptors state.handles errors",
     "operators.user_code": "errors",
     "operators.columns": "checkpoint.steps state.coding pyspark_releases errors",
-    "operators.timed": f"operators.base {STATE} errors",
-    "operators.deduplicate": f"operators.base operators.columns operators.timed {STEPS} {STATE} errors",
+    "operators.timed": f"operators.base {STATE} state.backends errors",
+    "operators.deduplicate": f"operators.base operators.columns operators.timed {STEPS} {STATE} state.backends errors",
     "operators.schema_evolution": f"operators.base operators.columns {STEPS} {STATE} state.backends checkpoint errors",
     "operators.process": f"operators.base operators.user_code operators.columns operators.timed {STEPS} {STATE} "
     "config errors",
@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, str] = {
     "operators.aggregate": f"operators.base operators.user_code operators.columns {STEPS} {STATE} "
     "pyspark_releases errors",
     "operators.windows": f"operators.base operators.columns operators.aggregate operators.timed {STEPS} {STATE} "
-    "config pyspark_releases errors",
+    "state.backends config pyspark_releases errors",
     "operators.join": f"operators.base operators.columns operators.timed {STEPS} {STATE} errors",
     # Pure decisions, without I/O: nothing but the errors.
     "checkpoint": "errors",

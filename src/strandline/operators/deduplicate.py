@@ -23,8 +23,11 @@ from strandline.operators.columns.lookups import found_places
 from strandline.operators.columns.nulls import is_valid
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.columns.time_columns import default_time_column, lag_of, time_columns, with_time_columns
+from strandline.operators.rewrite import ConvertedValues, Rewrite, state_ranges
+from strandline.operators.step_change import StepChange
 from strandline.operators.timed.expiry_index import NEVER, READ_KEYS, UNKNOWN, ExpiryIndex
 from strandline.operators.timed.late_rows import DROP, check_late
+from strandline.state.backends.base import StateBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.codec import ColumnCodec
 from strandline.state.coding.keys import KeyEncoder
@@ -137,6 +140,15 @@ class DeduplicateOperator(Operator):
         keys = described_columns(self.input_struct, self.key_columns)
         return StepDescription(self.uid, "deduplicate", keys, times, {"ttl_ms": self.ttl_ms})
 
+    def carry_over(self, change: StepChange) -> tuple[Rewrite, ...]:
+        """Keys that are remembered may be remembered for another time. Keys that were forgotten stay so."""
+        old, new = change.before.parameters.get("ttl_ms"), self.ttl_ms
+        change.explain("and nothing tells how long keys that were to be kept for ever have been known", "ttl_ms")
+        if not isinstance(old, int) or not change.differs("ttl_ms"):
+            return ()
+        change.accept("ttl_ms")
+        return (_Unlimited(),) if new is None else (_Prolonged(new - old),)
+
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         """Yield the rows whose key is not remembered, then remove keys that have expired."""
         self.late_rows = 0
@@ -248,6 +260,44 @@ def _time_columns(schema: StructType, read: str | None) -> dict[str, int]:
     own = 0 if read is None else lag_of(schema[read]) or 0
     lags = {name: max(0, lag - own) for name, lag in time_columns(schema).items()}
     return lags if read is None else {**lags, read: 0}
+
+
+@dataclass(frozen=True, slots=True)
+class _Prolonged(Rewrite):
+    """Remembers all keys for longer, or less long, by the same time."""
+
+    by_ms: int
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return (SEEN, _INDEX)
+
+    def apply(self, backend: StateBackend, key_groups: range) -> None:
+        """Rewrite the times of the keys, and the expiry index."""
+        ConvertedValues(SEEN, self._prolonged).apply(backend, key_groups)
+        for start, end in state_ranges(key_groups, _INDEX):
+            ExpiryIndex.move(backend, start, end, self.by_ms)
+
+    def _prolonged(self, values: list[bytes]) -> list[bytes]:
+        codec = ColumnCodec(_STORED)
+        return codec.encode(_times(codec.decode(values).column(0).to_numpy() + self.by_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class _Unlimited(Rewrite):
+    """Remembers all keys for ever."""
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return (SEEN, _INDEX)
+
+    def apply(self, backend: StateBackend, key_groups: range) -> None:
+        """Rewrite the times of the keys, and delete the expiry index."""
+        codec = ColumnCodec(_STORED)
+        never = ConvertedValues(SEEN, lambda values: codec.encode(_times(np.full(len(values), NEVER))))
+        never.apply(backend, key_groups)
+        for start, end in state_ranges(key_groups, _INDEX):
+            backend.delete_between(start, end)
 
 
 def _passing(

@@ -20,8 +20,10 @@ ConvertMany = Callable[[list[bytes]], list[bytes]]
 class Rewrite(ABC):
     """Rewrites the entries of some states of an operator."""
 
-    states: tuple[str, ...]
-    """The states whose declaration may differ from the checkpoint's, because this rewrites their entries."""
+    @property
+    @abstractmethod
+    def states(self) -> tuple[str, ...]:
+        """The states whose declaration may differ from the checkpoint's, because this rewrites their entries."""
 
     @abstractmethod
     def apply(self, backend: StateBackend, key_groups: range) -> None:
@@ -36,7 +38,7 @@ class ConvertedValues(Rewrite):
     convert: ConvertMany
 
     @property
-    def states(self) -> tuple[str, ...]:  # type: ignore[override]  # computed from the one state
+    def states(self) -> tuple[str, ...]:
         return (self.state,)
 
     def apply(self, backend: StateBackend, key_groups: range) -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from strandline.checkpoint.steps import StepDescription
+from strandline.operators.aggregate.changes import carried_columns, converted_states
 from strandline.operators.aggregate.functions import Aggregate
 from strandline.operators.aggregate.grouping import Grouping
 from strandline.operators.aggregate.input_tables import input_tables
@@ -20,6 +21,8 @@ from strandline.operators.columns.described import described_columns
 from strandline.operators.columns.gather import contiguous
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.columns.time_columns import default_time_column, time_columns
+from strandline.operators.rewrite import Rewrite
+from strandline.operators.step_change import StepChange
 from strandline.pyspark_releases import spark_schema
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.descriptors import StateDescriptor
@@ -77,6 +80,11 @@ class AggregateOperator(Operator):
         """The accumulators and their inputs. The names of the output columns do not matter."""
         keys = described_columns(self.input_struct, self.key_columns)
         return StepDescription(self.uid, "aggregate", keys, columns={"aggregates": self._grouping.plan.described})
+
+    def carry_over(self, change: StepChange) -> tuple[Rewrite, ...]:
+        """Aggregates may go and change places. The others go on."""
+        columns = carried_columns(change, self._grouping.plan, STATE_NAME)
+        return () if columns is None else (converted_states(STATE_NAME, columns, self._grouping.codec),)
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[pa.RecordBatch]:
         """Aggregate the batch, merge the result into the state, and yield one row per key of the batch."""

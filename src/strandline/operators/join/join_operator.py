@@ -24,6 +24,8 @@ from strandline.operators.join.heads import MATCHED, SIDE, Heads, stored_rows
 from strandline.operators.join.limits import DEFAULT_LIMITS, JoinLimits
 from strandline.operators.join.matching import Matches, matching
 from strandline.operators.join.plan import LEFT, RIGHT, SIDE_COLUMN, JoinColumn, JoinPlan, JoinType
+from strandline.operators.rewrite import Rewrite
+from strandline.operators.step_change import StepChange
 from strandline.operators.timed.expiry_index import NEVER, ExpiryIndex
 from strandline.operators.timed.late_rows import DROP, check_late
 from strandline.operators.timed.timed_items import TimedItems
@@ -39,6 +41,8 @@ _INDEX: Final = "rows-until"
 _BUCKET_COLUMN: Final = "__sl_bucket"
 _GRANULES: Final = 16
 _SIDES: Final = ("left", "right")
+_PRESERVED: Final = {"inner": (False, False), "left": (True, False), "right": (False, True), "full": (True, True)}
+"""Which sides of a join show their rows without a partner."""
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -97,7 +101,7 @@ class JoinOperator(Operator):
         self.time_columns, self.default_time = plan.output_times()
         self.lower, self.upper = (1000 * bound for bound in bounds or (0, 0))
         self.bucket = max(limits.least_bucket_us, 2 * (self.upper - self.lower))
-        self.preserved = (how in ("left", "full"), how in ("right", "full"))
+        self.preserved = _PRESERVED[how]
         self._where = f"operator {uid!r}"
         self.codecs = tuple(RowCodec(struct, self._where) for struct in plan.stored)
         self._input = arrow_schema(plan.input_struct).append(pa.field(KEY_GROUP_COLUMN, pa.int32()))
@@ -159,6 +163,15 @@ class JoinOperator(Operator):
                 "right": described_columns(plan.schemas[1]),
             },
         )
+
+    def carry_over(self, change: StepChange) -> tuple[Rewrite, ...]:
+        """A side may lose its rows without a partner: of a side that had none, nobody noted who has found one."""
+        showed = _PRESERVED.get(str(change.before.parameters.get("how")), (False, False))
+        if all(before or not now for before, now in zip(showed, self.preserved, strict=True)):
+            change.accept("how")
+        change.explain("and nobody noted which of the stored rows have found a partner", "how")
+        change.explain("and the rows that other bounds need may be gone", "lower_ms", "upper_ms")
+        return ()
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         """Yield the pairs that the rows of the batch complete, then the rows that can find no partner any more."""

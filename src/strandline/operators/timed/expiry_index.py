@@ -6,7 +6,7 @@ Design note 010 compares it with the other time indexes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from strandline.operators.base import SubtaskInfo
 from strandline.operators.timed.timed_items import TimedItems, TimedItemsCodec
+from strandline.state.backends.base import StateBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import key_group_range, state_prefix
 from strandline.state.descriptors import StateDescriptor
@@ -61,6 +62,18 @@ class ExpiryIndex:
         """The descriptor of the state that holds an index of this name."""
         return StateDescriptor(name, "index", _SCHEMA)
 
+    @staticmethod
+    def move(backend: StateBackend, start: bytes, end: bytes, by_ms: int) -> None:
+        """Move all times of an index by the same time. `start` and `end` are the range of its keys in a key group."""
+        codec = TimedItemsCodec([])
+        # All entries are read before the first one is written, because they move within the range of the scan.
+        entries = list(backend.scan(start, end))
+        _, items = codec.decode([value for _, value in entries])
+        moved = replace(items, time=items.time + by_ms)
+        keys = [start + _time_bytes(_time_of(key, len(start)) + by_ms) + key[len(start) + 8 :] for key, _ in entries]
+        backend.apply([key for key, _ in entries], [None] * len(entries))
+        backend.apply(keys, codec.encode(np.zeros(len(entries), codec.header), moved))
+
     def begin(self, batch_id: int) -> None:
         """Start a batch. The same batch id again means that the writes of the last try were discarded."""
         if batch_id == self._batch:
@@ -100,7 +113,7 @@ class ExpiryIndex:
             begin = prefix + _time_bytes(int(self._earliest[place]))
             self._earliest[place] = NEVER
             for key, value in changes.scan_range(begin, prefix_end(prefix)):
-                time = int.from_bytes(key[len(prefix) : len(prefix) + 8], "big") + UNKNOWN
+                time = _time_of(key, len(prefix))
                 if time > now_ms or total >= limit:
                     self._earliest[place] = min(int(self._earliest[place]), time)
                     break
@@ -146,6 +159,10 @@ class ExpiryIndex:
     def _batch_suffix(self) -> bytes:
         self._written += 1
         return (self._batch or 0).to_bytes(8, "big") + self._written.to_bytes(4, "big")
+
+
+def _time_of(key: bytes, at: int) -> int:
+    return int.from_bytes(key[at : at + 8], "big") + UNKNOWN
 
 
 def _time_bytes(time_ms: int) -> bytes:

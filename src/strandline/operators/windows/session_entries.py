@@ -15,6 +15,7 @@ from strandline.state.coding.codec import ColumnCodec
 
 _SPAN: Final = (pa.field("start", pa.int64()), pa.field("last", pa.int64()), pa.field("changed", pa.int64()))
 """The times of a session's first and last row in microseconds, and the batch that changed it last."""
+SPAN_COLUMNS: Final = len(_SPAN)
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

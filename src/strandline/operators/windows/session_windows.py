@@ -211,6 +211,9 @@ class _SessionBatch(WindowBatch):
         old_looks = np.full(len(first), np.iinfo(np.int64).max)
         if known.any():
             old_looks[known], old = state.codec.decode([value for value in values if value is not None])
+            if self._before is not None:
+                # A job that was started again with a shorter lateness has sessions that are over, but not deleted yet.
+                old = old.filter(old.lasts + state.gap + state.lateness > self._before)
             old_owners = np.flatnonzero(known)[old.owners]
             sessions = self._united(old_owners, old, sessions, keys)
         looks = np.minimum(old_looks, state.look_at(self._soonest(sessions, len(first), self._waits(sessions))))

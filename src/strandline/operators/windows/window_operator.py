@@ -21,9 +21,13 @@ from strandline.operators.columns.described import described_columns
 from strandline.operators.columns.gather import contiguous
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.columns.time_columns import with_time_columns
+from strandline.operators.rewrite import Rewrite
+from strandline.operators.step_change import StepChange
 from strandline.operators.timed.late_rows import DROP, check_late
 from strandline.operators.windows.limits import DEFAULT_WINDOW_LIMITS, WindowLimits
+from strandline.operators.windows.pane_changes import carry_over_panes
 from strandline.operators.windows.pane_windows import PaneWindows
+from strandline.operators.windows.session_changes import carry_over_sessions
 from strandline.operators.windows.session_windows import SessionWindows
 from strandline.operators.windows.specs import SessionWindow, SlidingWindow, WindowSpec
 from strandline.operators.windows.window_state import TIME_COLUMN, Emit, WindowRows, WindowSettings, WindowState
@@ -138,6 +142,13 @@ class WindowOperator(Operator):
             {**cut, "allowed_lateness_ms": self.allowed_lateness_ms, "emit": self.emit},
             {"aggregates": self._plan.described},
         )
+
+    def carry_over(self, change: StepChange) -> tuple[Rewrite, ...]:
+        """Accept the differences that the state of the windows allows."""
+        if isinstance(self._state, PaneWindows):
+            return carry_over_panes(change, self._state)
+        assert isinstance(self._state, SessionWindows)
+        return carry_over_sessions(change, self._state)
 
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         """Add the batch's rows to their windows, then yield the windows that are due or changed."""

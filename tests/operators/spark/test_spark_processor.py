@@ -1058,3 +1058,34 @@ def test_wrong_arguments_are_refused_when_the_job_is_built() -> None:
     for wrong, message in cases:
         with pytest.raises(JobDefinitionError, match=message):
             SparkProcessorOperator("visits", Base(), ["k"], schema, schema, **wrong)
+
+
+class Old(Base):
+    """Yields the same time in every batch."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        for row in rows:
+            moment = datetime(1970, 1, 1, 0, 0, 10)
+            pandas = isinstance(row, pd.DataFrame)
+            yield pd.DataFrame({"k": key, "seen": [moment]}) if pandas else Row(k=key[0], seen=moment)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_an_output_row_behind_the_watermark_is_sparks_error(flavour: SparkRows) -> None:
+    with ProcessorHarness(
+        Old(),
+        input_schema="k string, ts timestamp",
+        key="k",
+        output_schema="k string, seen timestamp",
+        time_mode="EventTime",
+        event_time="ts",
+        output_time="seen",
+        rows=flavour,
+    ) as h:
+        rows = [("a", datetime(2026, 1, 1, tzinfo=UTC))]
+        h.advance_watermark(9_999)
+        assert len(h.process(rows)) == 1
+        h.advance_watermark(10_000)
+        with pytest.raises(UserCodeError, match=r"subtask 0, batch 4, key \('a',\): the processor yielded") as caught:
+            h.process(rows)
+        assert str(caught.value).startswith("[EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED] operator 'test'")

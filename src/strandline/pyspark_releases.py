@@ -72,14 +72,14 @@ class PandasSettings:
     """Whether integers with nulls stay integers. Otherwise they become floats."""
 
     @classmethod
-    def of(cls, conf: Callable[[str, str], str | None]) -> PandasSettings:
-        """The settings of a session; `conf` is its `conf.get`."""
+    def of(cls, conf: Callable[[str, str], str | None], time_zone: str) -> PandasSettings:
+        """The settings of a session in its time zone; `conf` is its `conf.get`."""
 
         def is_on(name: str, default: bool = False) -> bool:
             return str(conf(f"spark.sql.{name}", str(default))).lower() == "true"
 
         return cls(
-            conf("spark.sql.session.timeZone", "UTC") or "UTC",
+            time_zone,
             is_on("execution.pandas.convertToArrowArraySafely"),
             is_on("execution.pythonUDF.pandas.intToDecimalCoercionEnabled"),
             is_on("legacy.execution.pandas.groupedMap.assignColumnsByName", default=True),

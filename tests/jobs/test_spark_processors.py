@@ -12,6 +12,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 import strandline as sl
 from strandline.errors import JobDefinitionError
+from strandline.operators.spark.spark_operator import SparkProcessorOperator
+from strandline.pyspark_releases import PandasSettings
 from tests.jobs.place import Place, running_sums
 from tests.waiting import wait_until
 
@@ -90,6 +92,29 @@ def test_the_pandas_flavour_with_timers_for_keys_without_rows(place: Place, runs
     users = {user for rows in ROWS for user, _x in rows}
     wait_until(lambda: {row[0] for row in place.rows() if row[1] == 0} == {f"bye {u}" for u in users}, what="timers")
     assert [row for row in place.rows() if row[1]] == running_sums(ROWS)
+
+
+def test_the_settings_of_the_session_reach_the_processor(place: Place) -> None:
+    keyed = place.job().source(place.source()).key_by("user")
+    keyed.transform_with_state(SumRows(), OUTPUT)
+    plain = keyed._stream._job._graph.operators[-1]
+    assert isinstance(plain, SparkProcessorOperator)
+    assert plain.settings == PandasSettings(str(place.spark.conf.get("spark.sql.session.timeZone")))
+    session = place.spark.newSession()
+    for name, value in {
+        "session.timeZone": "Asia/Tokyo",
+        "execution.pandas.convertToArrowArraySafely": "true",
+        "execution.pythonUDF.pandas.intToDecimalCoercionEnabled": "true",
+        "execution.pythonUDF.pandas.preferIntExtensionDtype": "true",
+        "legacy.execution.pandas.groupedMap.assignColumnsByName": "false",
+    }.items():
+        session.conf.set(f"spark.sql.{name}", value)
+    other = sl.Job("other", session, place.config())
+    rows = session.readStream.schema("user string, x long").parquet(str(place.input))
+    other.source(rows).key_by("user").transform_with_state(SumRows(), OUTPUT)
+    operator = other._graph.operators[-1]
+    assert isinstance(operator, SparkProcessorOperator)
+    assert operator.settings == PandasSettings("Asia/Tokyo", True, True, False, True)
 
 
 def test_what_does_not_fit_is_refused_when_the_job_is_built(place: Place) -> None:

@@ -229,6 +229,7 @@ class KeyedStream:
         uid = self._uid(uid, "process")
         mode = read_spark_time_mode(uid, timeMode)
         initial = self._initial_rows(uid, initialState)
+        conf = self._stream._job.spark.conf
         operator = SparkProcessorOperator(
             uid,
             statefulProcessor,
@@ -243,7 +244,7 @@ class KeyedStream:
             output_time=eventTimeColumnName or None,
             output_delay_ms=read_milliseconds(output_delay, f"operator {uid!r}: output_delay"),
             initial_schema=initial.schema if initial is not None else None,
-            settings=PandasSettings.of(self._stream._job.spark.conf.get),
+            settings=PandasSettings.of(conf.get, conf.get("spark.sql.session.timeZone") or "UTC"),
         )
         operator.check()
         return self._stateful(operator, tuple(self._stream.schema.names), operator.output_struct, initial)

@@ -6,7 +6,6 @@ import copy
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -120,7 +119,7 @@ class ProcessorHarness:
                 output_time=output_time,
                 output_delay_ms=output_delay_ms,
                 initial_schema=None if initial_schema is None else parse_schema(initial_schema),
-                settings=replace(PandasSettings.of(spark_conf.get), time_zone=time_zone),
+                settings=PandasSettings.of(spark_conf.get, time_zone),
                 limits=limits,
             )
         self._processing_time_ms = 0

@@ -251,3 +251,11 @@ def test_collated_texts_are_not_compared_by_their_bytes(function: Any) -> None:
     schema = StructType([StructField("k", LongType()), StructField("x", StringType("UTF8_LCASE"))])
     with pytest.raises(JobDefinitionError, match=r"'x' of type string collate UTF8_LCASE.*collate\(x, 'UTF8_BINARY'\)"):
         AggregateOperator("a", ["k"], schema, {"n": function("x")})
+
+
+@pytest.mark.parametrize("name", ["a.b", "c`d", ".x", "[1]", "", "two words"])
+def test_a_key_may_have_any_name(slot: Make, name: str) -> None:
+    schema = StructType([StructField("v", LongType()), StructField(name, LongType())])
+    mini = slot(AggregateOperator("a", [name], schema, {"n": agg.count(), "s": agg.sum("v")}))
+    mini.run([(1, 7), (2, 7), (1, 8)])
+    assert sorted(mini.run([(4, 7), (4, 8)], cuts=[1])) == [(7, 3, 7), (8, 2, 5)]

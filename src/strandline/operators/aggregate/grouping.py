@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from strandline.errors import SchemaError, StrandlineError
@@ -83,7 +84,7 @@ class Grouping:
         """The distinct keys of several tables."""
         rows = pa.concat_tables([table.select(self.columns) for table in tables]).combine_chunks()
         if not self._nested:
-            return rows.group_by(self.columns, use_threads=False).aggregate([]).combine_chunks()
+            return rows.group_by(_fields(self.columns), use_threads=False).aggregate([]).combine_chunks()
         grouped = pa.table(self._keys_of(rows)).group_by(_KEY, use_threads=False).aggregate([(_ROW, "min")])
         return rows.take(grouped.column(f"{_ROW}_min")).combine_chunks()
 
@@ -204,7 +205,7 @@ class Grouping:
             wanted.append((_ROW, "list"))
         if _ROW in keys:
             wanted.append((_ROW, "min"))
-        grouped = pa.table(table).group_by(group_columns, use_threads=False).aggregate(wanted)
+        grouped = pa.table(table).group_by(_fields(group_columns), use_threads=False).aggregate(wanted)
         groups = _groups(contiguous(grouped.column(f"{_ROW}_list"))) if by_group else None
         columns: list[Any] = []
         functions = dict(wanted)
@@ -255,6 +256,11 @@ class Grouping:
                 f"{self.where}, key {key_of(error.row)}: sum({accumulator.columns[0]!r}) no longer fits "
                 f"{accumulator.fields[0].type}; cast the column to a wider type first, such as a decimal or a double"
             ) from None
+
+
+def _fields(names: Sequence[str]) -> list[Any]:
+    """Columns to group by. Arrow takes a plain name that begins with a dot or a bracket for a path."""
+    return [pc.field(name) for name in names]
 
 
 def _read_some(keys: list[bytes], wanted: npt.NDArray[np.bool_], changes: ChangeSet) -> list[bytes | None]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import strandline
@@ -232,8 +233,13 @@ def test_a_secret_is_read_from_a_file(tmp_path: Path) -> None:
 
 def test_a_terminal_does_not_obey_what_a_checkpoint_holds(tmp_path: Path) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m[red]\r"
-    subtask = SubtaskState(evil, 0, 0, 128, evil, True, (StateFile(evil, evil, False, FileHandle("x", 1, evil)),))
-    metadata = checkpoint_metadata(1, operators=(evil,), subtasks=(subtask,))
+    states = ({"name": evil, "kind": b"\xff", "schema": evil, "key_schema": 1, "ttl_ms": evil}, {evil: evil})
+    file = StateFile(evil, evil, False, FileHandle("x", 1, evil))
+    subtask = SubtaskState(evil, 0, 0, 128, evil, True, (file,))
+    offsets = f'v1\n{{}}\n{{"{evil}": 1}}\n{evil}'.encode()
+    position = SourcePosition(1, {"offsets/1": offsets, "commits/1": b'v1\n{"nextBatchWatermarkMs":10000000000000000000000}'})
+    metadata = checkpoint_metadata(1, operators=(evil,), subtasks=(subtask,), source=position)
+    readable = SubtaskState(evil, 0, 0, 128, "heap", True, (), states)
     storage = LocalStorage(str(tmp_path / "ckpt"))
     store = JobLogStore(storage, PATHS)
     store.load()
@@ -244,6 +250,9 @@ def test_a_terminal_does_not_obey_what_a_checkpoint_holds(tmp_path: Path) -> Non
     folder, savepoint = tmp_path / "ckpt" / "visits", tmp_path / "ckpt" / "savepoint"
     for command in (("checkpoints", "ls", folder), ("checkpoints", "show", folder), ("checkpoints", "verify", folder)):
         _assert_tame(command)
+    storage.write(PATHS.metadata(1), encode(msgspec.structs.replace(metadata, subtasks=(readable,))))
+    _assert_tame(("checkpoints", "show", folder))
+    assert facts_of("checkpoints", "show", folder)["steps"][0]["states"][1] == {evil: evil}
     _assert_tame(("savepoint", savepoint))
 
 

@@ -68,5 +68,5 @@ def _read_value(name: str, file: str) -> str:
 
 
 def print_json(facts: Any) -> None:
-    """Print facts as indented JSON."""
-    typer.echo(json.dumps(facts, indent=2))
+    """Print facts as indented JSON. What a crafted checkpoint holds and JSON cannot is shown as text."""
+    typer.echo(json.dumps(facts, indent=2, default=repr))

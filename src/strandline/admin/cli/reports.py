@@ -169,7 +169,12 @@ def _print_step(console: SafeConsole, step: dict[str, Any]) -> None:
 
 
 def _watermark(milliseconds: int | None) -> str:
-    return "none" if milliseconds is None else f"{_time(milliseconds / 1000)} UTC"
+    if milliseconds is None:
+        return "none"
+    try:
+        return f"{_time(milliseconds / 1000)} UTC"
+    except (ValueError, OverflowError, OSError):
+        return f"{milliseconds} ms after 1970"  # beyond the years that Python knows
 
 
 def _offset(offset: Any) -> str:

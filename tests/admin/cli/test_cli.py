@@ -237,7 +237,9 @@ def test_a_terminal_does_not_obey_what_a_checkpoint_holds(tmp_path: Path) -> Non
     file = StateFile(evil, evil, False, FileHandle("x", 1, evil))
     subtask = SubtaskState(evil, 0, 0, 128, evil, True, (file,))
     offsets = f'v1\n{{}}\n{{"{evil}": 1}}\n{evil}'.encode()
-    position = SourcePosition(1, {"offsets/1": offsets, "commits/1": b'v1\n{"nextBatchWatermarkMs":10000000000000000000000}'})
+    position = SourcePosition(
+        1, {"offsets/1": offsets, "commits/1": b'v1\n{"nextBatchWatermarkMs":10000000000000000000000}'}
+    )
     metadata = checkpoint_metadata(1, operators=(evil,), subtasks=(subtask,), source=position)
     readable = SubtaskState(evil, 0, 0, 128, "heap", True, (), states)
     storage = LocalStorage(str(tmp_path / "ckpt"))

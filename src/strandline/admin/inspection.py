@@ -188,13 +188,9 @@ class JobFolder:
             "parallelism": metadata.parallelism,
             "max_parallelism": metadata.max_parallelism,
             "operators": list(metadata.operators),
-            "steps": [_step(metadata, uid) for uid in metadata.operators],
             "files": len(file_paths(metadata)),
             "full_bytes": full_bytes(metadata),
-            "watermark_ms": watermark_ms(metadata.source),
-            "sources": [
-                {"source": number, "offset": offset} for number, offset in enumerate(source_offsets(metadata.source))
-            ],
+            **described(metadata),
             "source_batch": metadata.source.batch,
             "properties": dict(metadata.properties),
             "sink_files": len(metadata.sink_files),
@@ -223,6 +219,17 @@ class JobFolder:
                 for state in metadata.subtasks
             ],
         }
+
+
+def described(metadata: CheckpointMetadata) -> dict[str, Any]:
+    """The steps of a checkpoint or savepoint with their states, and its position in the sources, as plain values."""
+    return {
+        "steps": [_step(metadata, uid) for uid in metadata.operators],
+        "watermark_ms": watermark_ms(metadata.source),
+        "sources": [
+            {"source": number, "offset": offset} for number, offset in enumerate(source_offsets(metadata.source))
+        ],
+    }
 
 
 def _step(metadata: CheckpointMetadata, uid: str) -> dict[str, Any]:

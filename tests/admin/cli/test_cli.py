@@ -486,6 +486,11 @@ def test_show_gives_steps_states_schemas_offsets_and_watermark(tmp_path: Path) -
         "seen: map of page string → at long",
     ):
         assert expected in text
+    savepoint = tmp_path / "savepoint"
+    LocalStorage(str(savepoint)).write("_metadata", encode(msgspec.structs.replace(metadata, kind="savepoint")))
+    for name in ("steps", "sources", "watermark_ms"):
+        assert facts_of("savepoint", savepoint)[name] == shown[name]
+    assert "seen: map of page string → at long" in strandline_cli("savepoint", savepoint).stdout
 
 
 def test_ls_marks_checkpoints_that_a_job_left_behind_when_it_went_back(by_hand: Path) -> None:

@@ -131,13 +131,10 @@ def print_details(details: dict[str, Any]) -> None:
         ("state", f"{size_text(details['full_bytes'])} in {details['files']} files"),
         ("parallelism", f"{details['parallelism']} of at most {details['max_parallelism']}"),
         ("published", f"{details['sink_rows']:,} rows in {details['sink_files']} files"),
-        ("watermark", _watermark(details["watermark_ms"])),
-        *((f"source {source['source']}", _offset(source["offset"])) for source in details["sources"]),
     ):
         head.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
     console.print(head)
-    for step in details["steps"]:
-        _print_step(console, step)
+    print_described(console, details)
     table = Table(box=None, header_style="dim", padding=(0, 1))
     table.add_column("operator")
     for name in ("subtask", "key groups", "backend", "files", "of them shared", "full size"):
@@ -154,6 +151,19 @@ def print_details(details: dict[str, Any]) -> None:
             size_text(subtask["full_bytes"]),
         )
     console.print(table)
+
+
+def print_described(console: SafeConsole, facts: dict[str, Any]) -> None:
+    """The position of a checkpoint or savepoint in the sources, and its steps with their states."""
+    head = Table.grid(padding=(0, 2))
+    for name, value in (
+        ("watermark", _watermark(facts["watermark_ms"])),
+        *((f"source {source['source']}", _offset(source["offset"])) for source in facts["sources"]),
+    ):
+        head.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
+    console.print(head)
+    for step in facts["steps"]:
+        _print_step(console, step)
 
 
 def _print_step(console: SafeConsole, step: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ def savepoint(
     as_json: Json = False,
     storage_option: StorageOptions = None,
 ) -> None:
-    """Show what a savepoint holds; with --dispose, delete it."""
+    """Show what a savepoint holds: its steps with their states, the position in the sources. --dispose deletes it."""
     from strandline.admin.savepoints import dispose_savepoint
     from strandline.runtime.driver.restore.savepoints import open_savepoint
 
@@ -36,7 +36,7 @@ def savepoint(
     from rich.text import Text
 
     from strandline.admin.cli.console import SafeConsole
-    from strandline.admin.cli.reports import size_text
+    from strandline.admin.cli.reports import print_described, size_text
 
     console = SafeConsole()
     if dispose:
@@ -54,9 +54,11 @@ def savepoint(
     for operator, size in facts["operators"].items():
         table.add_row(operator, size_text(size))
     console.print(table)
+    print_described(console, facts)
 
 
 def _facts(storage: Storage, metadata: CheckpointMetadata) -> dict[str, Any]:
+    from strandline.admin.inspection import described
     from strandline.checkpoint.metadata import all_files
 
     sizes: Counter[str] = Counter(dict.fromkeys(metadata.operators, 0))
@@ -73,4 +75,5 @@ def _facts(storage: Storage, metadata: CheckpointMetadata) -> dict[str, Any]:
         "max_parallelism": metadata.max_parallelism,
         "operators": dict(sizes),
         "full_bytes": sizes.total(),
+        **described(metadata),
     }

@@ -22,7 +22,6 @@ KEPT = {
     "job_log.py": "the time of an entry, and of the generation",
     "materializer.py": "the number of a snapshot, which grows also when the clock is set back",
     "clock.py": "processing time; the content of a file that must change",
-    "batches.py": "processing time",
     "operator_slot.py": "processing time",
     "run_folder_lock.py": "compared with the age of a file",
 }

@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, str] = {
     "runtime": "",
     "runtime.driver": f"sinks progress runtime.task runtime.protocol runtime.liveness {BELOW_RUNTIME}",
     "runtime.driver.restore": f"sinks runtime.protocol {BELOW_RUNTIME}",
-    "runtime.driver.clock": "runtime.protocol operators errors",
+    "runtime.driver.tick_source": "pyspark_releases",
     "runtime.task": f"runtime.protocol runtime.liveness {BELOW_RUNTIME}",
     "runtime.taskmanager": "runtime.protocol runtime.liveness checkpoint state storage config errors",
     "runtime.slot": f"runtime.protocol runtime.liveness {BELOW_RUNTIME}",

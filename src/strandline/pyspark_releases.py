@@ -134,3 +134,23 @@ def _pandas_serializer(settings: PandasSettings) -> Any:
     return module.ArrowStreamPandasSerializer(
         settings.time_zone, safecheck=settings.safe, int_to_decimal_coercion_enabled=settings.ints_as_decimals
     )
+
+
+def trigger_available_now() -> type:
+    """The mixin of a stream reader that supports `Trigger.AvailableNow`; a class without methods before Spark 4.2.
+
+    See `needs_available_now_wrapper`.
+    """
+    if _installed() < (4, 2):
+        return object
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+    return SupportsTriggerAvailableNow
+
+
+def needs_available_now_wrapper() -> bool:
+    """Whether Spark's own wrapper must make up for a Python source that cannot support `Trigger.AvailableNow`.
+
+    Without support in every source, Spark puts the rows of all sources into a single batch.
+    """
+    return _installed() < (4, 2)

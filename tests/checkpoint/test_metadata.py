@@ -25,6 +25,7 @@ from strandline.checkpoint.metadata import (
     SourcePosition,
     StateFile,
     SubtaskState,
+    Times,
     all_files,
     decode,
     encode,
@@ -58,6 +59,7 @@ def sample(version: int = FORMAT_VERSION) -> CheckpointMetadata:
     if version >= 3:
         piece = SourceLogPiece("9f86d081", 70_000, FileHandle("visits/shared/ef56-source", 800, "crc32:00000002"))
         logs = (SourceLog(0, (("9.compact", 70_003), ("10", 2)), (piece,), b"\n{}{}"),)
+    times = Times(1_790_000_000_000, ((1_780_000_000_000, None), ()), {"count": -5}) if version >= 4 else None
     return CheckpointMetadata(
         format_version=version,
         job="visits",
@@ -87,7 +89,7 @@ def sample(version: int = FORMAT_VERSION) -> CheckpointMetadata:
             ),
             SubtaskState("count", 1, 64, 128, "rocksdb", True, ()),
         ),
-        source=SourcePosition(3_000_000_011, {"offsets/11": b"v1\n{}\n7", "metadata": b'{"id":"x"}'}, logs),
+        source=SourcePosition(3_000_000_011, {"offsets/11": b"v1\n{}\n7", "metadata": b'{"id":"x"}'}, logs, times),
         sink_files=(SinkFile("out", "_staged/p-0", "part-0.parquet", 10, 2048),),
         trigger_time=1_700_000_000.25,
         completed_time=1_700_000_001.5,

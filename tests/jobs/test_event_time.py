@@ -280,9 +280,11 @@ def test_a_function_that_ignores_its_rows_does_not_lose_them_beside_a_parquet_si
 def test_what_needs_event_time_says_so_when_the_job_is_built(clicks: Clicks) -> None:
     job = clicks.job()
     plain = job.source(clicks.source()).key_by("user")
-    with pytest.raises(JobDefinitionError, match=r"no source has one: give job.source\(df, event_time"):
+    with pytest.raises(
+        JobDefinitionError, match=r"no source of its rows has event time: give job.source\(df, event_time"
+    ):
         plain.window(sl.tumbling("10s"), "ts").aggregate(n=sl.count())
-    with pytest.raises(JobDefinitionError, match=r"its stream has no event time column: give job\.source"):
+    with pytest.raises(JobDefinitionError, match=r"no source of its rows has event time: give job\.source"):
         plain.deduplicate(within="10s")
     with pytest.raises(
         JobDefinitionError, match="the time column 'x' is of type bigint, not a timestamp; convert it first"

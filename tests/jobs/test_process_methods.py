@@ -116,7 +116,7 @@ def test_the_event_time_column_of_the_output_is_the_clock_of_the_next_step(place
     timed = keyed.transform_with_state(SparkSum(), "user string, at timestamp", eventTimeColumnName="at")
     timed.key_by("user").window(sl.tumbling("1m")).aggregate(n=sl.count())
     plain = keyed.transform_with_state(SparkSum(), "user string, at timestamp")
-    with pytest.raises(JobDefinitionError, match="no event time column"):
+    with pytest.raises(JobDefinitionError, match="no source of its rows has event time"):
         plain.key_by("user").window(sl.tumbling("1m")).aggregate(n=sl.count())
     with pytest.raises(
         JobDefinitionError,

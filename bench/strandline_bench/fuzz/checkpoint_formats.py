@@ -37,6 +37,7 @@ from strandline.checkpoint.metadata import (
     SourcePosition,
     StateFile,
     SubtaskState,
+    Times,
     all_files,
     decode,
     encode,
@@ -59,6 +60,8 @@ from strandline.operators.windows.window_operator import WindowOperator
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.restore.position import seed
 from strandline.runtime.driver.restore.source_logs import with_logs
+from strandline.runtime.driver.spark_times import times_of
+from strandline.runtime.driver.watermarks import Seen, SourceTime, WatermarkPlan
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.state.backends.base import SnapshotFile
 from strandline.state.coding.ddl import parse_schema
@@ -117,7 +120,7 @@ def _metadata(kind: Any, prefix: str) -> CheckpointMetadata:
         operators=("count",),
         subtasks=tuple(states),
         source=SourcePosition(
-            8, {"offsets/8": OFFSETS, "commits/8": COMMIT, "sources/1/8": b'v1\n{"path":"x"}'}, (log,)
+            8, {"offsets/8": OFFSETS, "commits/8": COMMIT, "sources/1/8": b'v1\n{"path":"x"}'}, (log,), TIMES
         ),
         sink_files=(SinkFile("/out", f"_strandline/{final}.staged", final, 10, 2048),),
         trigger_time=1_700_000_000.0,
@@ -127,6 +130,8 @@ def _metadata(kind: Any, prefix: str) -> CheckpointMetadata:
     )
 
 
+TIMES = Times(1_700_000_000_000, ((1_690_000_000_000,),), {"count": 1_680_000_000_000})
+WATERMARKS = WatermarkPlan((SourceTime((1000,)),), {"count": {0: 5}})
 STEP = StepDescription(
     "count",
     "window",
@@ -247,10 +252,11 @@ class Position(Metadata):
         target = self.folder / "spark"
         try:
             seed(with_logs(self._storage, metadata.source), target, ticks=True, places=(0,))
-            clock = Clock(target, frozenset({"event"}), restored=True)
-            clock.committed(8, [{"event": 1}])
+            clock = Clock(target, WATERMARKS, {"count": "event"}, times_of(metadata.source, ("count",), WATERMARKS))
+            when = clock.of(8)
+            msgspec.json.encode(when)
+            clock.committed(when, {0: Seen((1,), 1)}, [{"count": 1}])
             clock.event_timer_due()
-            clock.of(8)
         finally:
             shutil.rmtree(target, ignore_errors=True)
 

@@ -240,6 +240,7 @@ def _step(metadata: CheckpointMetadata, uid: str) -> dict[str, Any]:
         "uid": uid,
         "description": described.line() if described is not None else None,
         "specification": _by_name(described) if described is not None else None,
+        "watermark_ms": metadata.source.times.steps.get(uid) if metadata.source.times is not None else None,
         "parallelism": len(subtasks),
         "full_bytes": sum(map(state_bytes, subtasks)),
         "states": [dict(state) for state in subtasks[0].states] if subtasks else [],

@@ -23,7 +23,12 @@ def source_offsets(position: SourcePosition) -> list[Any]:
 
 
 def watermark_ms(position: SourcePosition) -> int | None:
-    """The watermark of the next batch, in milliseconds since the epoch; None if there is none."""
+    """The earliest watermark of a step, in milliseconds since the epoch; None if there is none.
+
+    A checkpoint of an earlier release has the watermark of the job for the next batch.
+    """
+    if position.times is not None:
+        return min(position.times.steps.values(), default=None)
     lines = position.files.get(f"commits/{position.batch}", b"").decode(errors="replace").split("\n")
     commit = _decoded(lines[1]) if len(lines) > 1 else None
     found = commit.get("nextBatchWatermarkMs") if isinstance(commit, dict) else None

@@ -39,6 +39,8 @@ BatchId = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
 KeyGroup = Annotated[int, msgspec.Meta(ge=0, le=1 << 15)]
 Parallelism = Annotated[int, msgspec.Meta(ge=1, le=1 << 15)]
 PlainName = Annotated[str, msgspec.Meta(pattern=rf"\A{NAME}\Z")]
+Milliseconds = Annotated[int, msgspec.Meta(gt=-(1 << 60), lt=1 << 60)]
+"""Since the epoch. Twice such a number, and a sum of two, are still numbers of 62 bits."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=250_000_000_000)]
 """Seconds since the epoch, before the year 9892."""
 
@@ -130,6 +132,18 @@ class SourceLog(msgspec.Struct, frozen=True, array_like=True):
     rest: bytes = b""
 
 
+class Times(msgspec.Struct, frozen=True, array_like=True):
+    """What the time of the next batch follows from. See `runtime/driver/watermarks.py`."""
+
+    processing_ms: Milliseconds
+    """The processing time of the checkpoint's batch."""
+    latest: tuple[tuple[Milliseconds | None, ...], ...] = ()
+    """The latest event times that the rows of every source have shown, in the order of `job.source(...)`. There is one
+    for each watermark of the source; it is None before the first row."""
+    steps: dict[str, Milliseconds] = {}
+    """The watermark of every stateful step in the checkpoint's batch, by uid."""
+
+
 class SourcePosition(msgspec.Struct, frozen=True, array_like=True):
     """The position of the sources: the files of Spark's own offset log for `batch`, by relative name."""
 
@@ -137,6 +151,8 @@ class SourcePosition(msgspec.Struct, frozen=True, array_like=True):
     files: dict[str, bytes]
     logs: tuple[SourceLog, ...] = ()
     """The logs of file sources that are too long to be among `files`. Since format version 3."""
+    times: Times | None = None
+    """Since format version 4. In earlier ones, the times are those in the entries of Spark's logs among `files`."""
 
 
 class SinkFile(msgspec.Struct, frozen=True, array_like=True):

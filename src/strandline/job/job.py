@@ -15,11 +15,12 @@ from strandline.job.listener import RunListener, check_listener
 from strandline.job.run import JobRun
 from strandline.job.stream import Stream
 from strandline.operators.columns.declared import check_time_column
-from strandline.operators.columns.names import quoted
 from strandline.operators.columns.time_columns import time_columns, with_source_time
+from strandline.runtime.driver.event_times import observed, observed_watermarks
 from strandline.runtime.driver.plan import Graph, SourceNode, source_problems
 from strandline.runtime.driver.restore.takeover import ClaimMode, Restore
 from strandline.runtime.driver.run import Run
+from strandline.runtime.driver.watermarks import SourceTime
 from strandline.storage import JobPaths, open_storage
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ class Job:
         self.spark = spark
         self.config = config
         self._graph = Graph()
-        self._has_watermark = False
         self._listeners: list[RunListener] = []
 
     def __repr__(self) -> str:
@@ -73,16 +73,25 @@ class Job:
         )
 
     def source(
-        self, frame: DataFrame, *, event_time: str | None = None, watermark_delay: DurationLike | None = None
+        self,
+        frame: DataFrame,
+        *,
+        event_time: str | None = None,
+        watermark_delay: DurationLike | None = None,
+        idle_after: DurationLike | None = None,
     ) -> Stream:
         """Returns the rows of `frame`, any streaming DataFrame whose source can be read again, as a stream.
 
         `event_time` is the timestamp column that says when a row happened. The watermark of the source is the latest
-        event time among its rows, minus `watermark_delay`: rows may come out of order by that much. The watermark of
-        the job is the earliest watermark of its sources. If `frame` has a `withWatermark` already, the job uses it.
+        event time among its rows, minus `watermark_delay`: rows may come out of order by that much. A step that reads
+        several sources waits for the earliest of their watermarks. If `frame` has a `withWatermark` already, the job
+        uses it.
 
-        Raises `JobDefinitionError` if `frame` is a batch DataFrame, if it contains a stateful operation of Spark's, or
-        if `event_time` is no timestamp column.
+        With `idle_after`, a source without rows for so long is idle: steps that also read other sources do not wait for
+        it until it has rows again. Its rows may be late then.
+
+        Raises `JobDefinitionError` if `frame` is a batch DataFrame, if it contains a stateful operation of Spark's, if
+        `event_time` is no timestamp column, or if `idle_after` is given for a source without event time.
         """
         if not frame.isStreaming:
             raise JobDefinitionError(
@@ -92,13 +101,16 @@ class Job:
         if problems:
             raise JobDefinitionError(f"job {self.name!r}: this DataFrame cannot be a source: {'; '.join(problems)}.")
         if event_time is not None or watermark_delay is not None:
-            frame = self._with_watermark(frame, event_time, watermark_delay)
-        self._has_watermark |= bool(time_columns(frame.schema))
-        node = SourceNode(frame)
+            frame, delays = self._with_watermark(frame, event_time, watermark_delay)
+        else:
+            frame, delays = observed_watermarks(frame, len(self._graph.sources))
+        node = SourceNode(frame, SourceTime(delays, self._idle_after(idle_after, delays)))
         self._graph.sources.append(node)
         return Stream(self, node)
 
-    def _with_watermark(self, frame: DataFrame, event_time: str | None, delay: DurationLike | None) -> DataFrame:
+    def _with_watermark(
+        self, frame: DataFrame, event_time: str | None, delay: DurationLike | None
+    ) -> tuple[DataFrame, tuple[int, ...]]:
         where = f"job {self.name!r}: source(event_time={event_time!r}, watermark_delay={delay!r})"
         if event_time is not None:
             check_time_column(frame.schema, event_time, where)
@@ -116,8 +128,18 @@ class Job:
                 "of the session"
             )
         milliseconds = read_milliseconds(delay, f"{where}: watermark_delay")
-        frame = frame.withWatermark(quoted(event_time), f"{milliseconds} milliseconds")
-        return with_source_time(frame, event_time)
+        frame = observed(frame, event_time, len(self._graph.sources))
+        return with_source_time(frame, event_time), (milliseconds,)
+
+    def _idle_after(self, given: DurationLike | None, delays: tuple[int, ...]) -> int | None:
+        if given is None:
+            return None
+        if not delays:
+            raise JobDefinitionError(
+                f"job {self.name!r}: source(idle_after={given!r}): the source has no event time, so nobody waits for "
+                "it; give event_time='...' and watermark_delay='...', or leave idle_after out"
+            )
+        return read_milliseconds(given, f"job {self.name!r}: source(): idle_after")
 
     def start(
         self,

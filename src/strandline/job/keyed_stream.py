@@ -17,7 +17,7 @@ from strandline.job.arguments import (
     read_time_mode,
 )
 from strandline.job.join_sides import union_of_sides
-from strandline.job.stream import Stream
+from strandline.job.stream import NO_WATERMARK, Stream
 from strandline.job.windowed_stream import WindowedStream
 from strandline.operators.aggregate.aggregate_operator import AggregateOperator
 from strandline.operators.aggregate.functions import Aggregate
@@ -32,7 +32,7 @@ from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.operators.process.process_operator import ProcessOperator
 from strandline.operators.windows.specs import WindowSpec
 from strandline.pyspark_releases import PandasSettings
-from strandline.runtime.driver.plan import Node, OutputNode, StatefulNode
+from strandline.runtime.driver.plan import OutputNode, StatefulNode, has_watermark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
@@ -153,7 +153,8 @@ class KeyedStream:
             output_delay_ms=read_milliseconds(output_delay, f"operator {uid!r}: output_delay"),
         )
         operator.check()
-        return self._stateful(operator, tuple(self._stream.schema.names), operator.output_struct)
+        columns = tuple(self._stream.schema.names)
+        return self._stateful(operator, columns, operator.output_struct, time=operator.event_time)
 
     def process_arrow(
         self, processor: ArrowProcessor | ArrowFunction, schema: str | StructType, *, uid: str | None = None
@@ -247,7 +248,8 @@ class KeyedStream:
             settings=PandasSettings.of(conf.get, conf.get("spark.sql.session.timeZone") or "UTC"),
         )
         operator.check()
-        return self._stateful(operator, tuple(self._stream.schema.names), operator.output_struct, initial)
+        columns = tuple(self._stream.schema.names)
+        return self._stateful(operator, columns, operator.output_struct, initial, time=operator.event_time)
 
     def _check_spark_processor(self, uid: str | None, given: object) -> None:
         self._refuse_class(uid, given)
@@ -364,7 +366,7 @@ class KeyedStream:
             column,
             late=late,
         )
-        return self._stateful(operator, tuple(self._stream.schema.names), operator.input_struct)
+        return self._stateful(operator, tuple(self._stream.schema.names), operator.input_struct, time=column)
 
     def join(
         self,
@@ -413,8 +415,14 @@ class KeyedStream:
             *(left_time, right_time, lower_ms, upper_ms),
             late=late,
         )
-        sides = union_of_sides(operator, left._node, right._node)
-        return self._stateful(operator, tuple(operator.input_struct.names), operator.output_struct, parent=sides)
+        node = StatefulNode(
+            union_of_sides(operator, left._node, right._node),
+            operator,
+            tuple(operator.input_struct.names),
+            self._output(operator, operator.output_struct),
+            (left._reads(left_time), right._reads(right_time)),
+        )
+        return self._added(node)
 
     # --- inside ------------------------------------------------------------------------------------
 
@@ -442,10 +450,20 @@ class KeyedStream:
         columns: tuple[str, ...],
         output: StructType,
         initial: DataFrame | None = None,
-        parent: Node | None = None,
+        time: str | None = None,
     ) -> Stream:
-        job = self._stream._job
-        output = with_time_columns(output, operator.time_columns, operator.default_time, operator.unfit_times)
-        node = StatefulNode(parent or self._stream._node, operator, columns, output, initial)
+        """Adds a step that reads this stream; `time` is the event time column that the step reads, if it reads one."""
+        reads = (self._stream._reads(time),)
+        return self._added(
+            StatefulNode(self._stream._node, operator, columns, self._output(operator, output), reads, initial)
+        )
+
+    def _output(self, operator: Operator, output: StructType) -> StructType:
+        return with_time_columns(output, operator.time_columns, operator.default_time, operator.unfit_times)
+
+    def _added(self, node: StatefulNode) -> Stream:
+        job, operator = self._stream._job, node.operator
+        if operator.time_mode == "event" and not has_watermark(node):
+            raise JobDefinitionError(f"operator {operator.uid!r} works in event time, but {NO_WATERMARK}")
         job._graph.operators.append(operator)
         return Stream(job, OutputNode(node, None) if operator.side_outputs else node)

@@ -17,6 +17,7 @@ from strandline.runtime.driver.plan import (
     TransformNode,
     UnionNode,
     greatest_lag,
+    has_watermark,
     prototype,
     source_problems,
 )
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from strandline.job.job import Job
     from strandline.job.keyed_stream import KeyedStream
+
+NO_WATERMARK = "no source of its rows has event time: give job.source(df, event_time='...', watermark_delay='...')"
 
 
 class Stream:
@@ -59,18 +62,20 @@ class Stream:
             check_time_column(schema, column, f"{where}: {keyword}={given!r}" if given is not None else where)
             return column
         several = ", ".join(time_columns(schema))
-        if several:
+        if not has_watermark(self._node):
+            problem = NO_WATERMARK
+        elif several:
             problem = f"its stream has several event time columns: {several}. Name one with {keyword}="
-        elif self._job._has_watermark:
+        else:
             problem = (
                 f"its stream has no event time column. Name the column with {keyword}=: a transform that computes a "
                 "column, and a step of your own code without output_time=, do not say which column is event time"
             )
-        else:
-            problem = (
-                "its stream has no event time column: give job.source(df, event_time='...', watermark_delay='...')"
-            )
         raise JobDefinitionError(f"{where} works in event time, but {problem}")
+
+    def _reads(self, column: str | None) -> tuple[Node, int]:
+        """This stream as the input of a step with the event time column `column`: its node, and the column's lag."""
+        return self._node, 0 if column is None else self._lag_ms(column)
 
     def _lag_ms(self, column: str) -> int:
         """How far rows that come later may be behind the watermark of the stream, in the event time column `column`.

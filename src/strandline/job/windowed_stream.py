@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from strandline.errors import JobDefinitionError
 from strandline.operators.aggregate.functions import Aggregate
 from strandline.operators.windows.specs import WindowSpec
 from strandline.operators.windows.window_operator import WindowOperator
@@ -49,11 +48,6 @@ class WindowedStream:
         """
         keyed = self._keyed
         uid = keyed._uid(uid, "window")
-        if not keyed._stream._job._has_watermark:
-            raise JobDefinitionError(
-                f"operator {uid!r}: windows close by a watermark, and no source has one: give "
-                "job.source(df, event_time='...', watermark_delay='...')"
-            )
         operator = WindowOperator(
             uid,
             keyed._columns,
@@ -65,4 +59,4 @@ class WindowedStream:
             self._emit,
             self._late,
         )
-        return keyed._stateful(operator, operator.needed_columns, operator.output_struct)
+        return keyed._stateful(operator, operator.needed_columns, operator.output_struct, time=operator.time_column)

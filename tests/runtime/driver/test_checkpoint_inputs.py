@@ -15,17 +15,13 @@ def captured(spark_batch: int) -> SourcePosition:
     return SourcePosition(batch=spark_batch, files={f"offsets/{spark_batch}": b"captured"})
 
 
-def with_watermark(position: SourcePosition) -> SourcePosition:
-    return SourcePosition(batch=position.batch, files={**position.files, f"commits/{position.batch}": b"watermark"})
-
-
 def file_of(batch: int) -> SinkFile:
     return SinkFile("out", f"_staged/{batch}", f"part-{batch}", rows=1, size=1)
 
 
 @pytest.fixture
 def inputs() -> CheckpointInputs:
-    return CheckpointInputs(None, captured, with_watermark)
+    return CheckpointInputs(None, captured)
 
 
 def test_a_job_that_has_committed_nothing_has_nothing_to_checkpoint(inputs: CheckpointInputs) -> None:
@@ -46,13 +42,13 @@ def test_sink_files_belong_to_the_next_checkpoint_until_one_that_covers_them_is_
 
 
 def test_a_restored_checkpoint_covers_what_it_restores() -> None:
-    inputs = CheckpointInputs(RESTORED, captured, with_watermark)
+    inputs = CheckpointInputs(RESTORED, captured)
     assert (inputs.batch, inputs.all_covered) == (40, True)
 
 
 def test_the_position_of_the_restored_batch_is_the_restored_one() -> None:
     """Spark's offset log of this generation has no entry that could be captured for it."""
-    inputs = CheckpointInputs(RESTORED, captured, with_watermark)
+    inputs = CheckpointInputs(RESTORED, captured)
     assert inputs.committed is not None
     assert inputs.position(inputs.committed) == RESTORED.source
     inputs.add(CommittedBatch(41, 5), [])
@@ -63,7 +59,6 @@ def test_an_aborted_checkpoint_has_no_inputs(inputs: CheckpointInputs) -> None:
     noted = Inputs(captured(1), [file_of(1)])
     inputs.note(7, noted)
     assert inputs.of(7) == noted
-    assert "commits/1" in inputs.complete_position(noted.position).files
     inputs.end(7)
     assert inputs.of(7) is None
     inputs.end(7)

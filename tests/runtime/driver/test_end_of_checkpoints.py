@@ -67,7 +67,7 @@ class Job:
             self.cluster,
             JobShape(JOB, 1, 1, GROUPS, (UID,)),
             {},
-            CheckpointInputs(None, lambda batch: SourcePosition(batch, {}), lambda position: position),
+            CheckpointInputs(None, lambda batch: SourcePosition(batch, {})),
             DurableCheckpoints(self.claim),
             timeout=600,
         )

@@ -40,7 +40,7 @@ def test_whoever_waits_for_a_checkpoint_learns_that_a_task_manager_froze_in_the_
         cluster,
         JobShape(JOB, 1, 1, GROUPS, (UID,)),
         {},
-        CheckpointInputs(None, lambda batch: SourcePosition(batch, {}), lambda position: position),
+        CheckpointInputs(None, lambda batch: SourcePosition(batch, {})),
         DurableCheckpoints(claim),
         timeout=600,
     )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.runtime.driver.progress import BatchWork, RunProgress, Shape, offsets_behind
-from strandline.runtime.protocol.messages import BatchTime, batch_id
+from strandline.runtime.protocol.messages import BatchTime, StepWatermarks, batch_id
 from strandline.runtime.protocol.slot_calls import OperatorFigures, RowCounts, SlotFigures
 
 STEPS = ("first", "second")
@@ -35,7 +35,7 @@ def spark_report(number: int, rows: int, places: tuple[int, ...]) -> dict[str, A
 
 def work(generation: int, number: int, rows: int, began: float = 0.0) -> BatchWork:
     counts = {uid: RowCounts(rows, 2 * rows, rows // 2) for uid in STEPS}
-    when = BatchTime(1000 * number, 900 * number or None)
+    when = BatchTime(1000 * number, dict.fromkeys(STEPS, StepWatermarks(900 * number or None)))
     return BatchWork(batch_id(generation, number), number, when, began, began + 1, counts, rows)
 
 

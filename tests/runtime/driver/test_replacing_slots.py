@@ -85,7 +85,7 @@ def generation(cluster: Cluster, storage: LocalStorage) -> Generation:
         cluster,
         JobShape(JOB, 1, 1, GROUPS, (UID,)),
         {},
-        CheckpointInputs(None, lambda batch: SourcePosition(batch, {}), lambda position: position),
+        CheckpointInputs(None, lambda batch: SourcePosition(batch, {})),
         DurableCheckpoints(take_the_job_over(storage, job=JOB)),
         timeout=600,
     )
@@ -97,7 +97,7 @@ def generation(cluster: Cluster, storage: LocalStorage) -> Generation:
         query=NOBODY,
         start_query=NOBODY,
         batch_function=BatchFunction(
-            cluster, 1, protocol, NOBODY, checkpoints, NOBODY, NOBODY, checkpoint_every_batch=False
+            cluster, 1, protocol, NOBODY, checkpoints, NOBODY, NOBODY, NOBODY, checkpoint_every_batch=False
         ),
         checkpoints=checkpoints,
         cluster=cluster,

@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -35,6 +35,7 @@ from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import JOB_GROUP, Cluster
 from strandline.runtime.driver.progress import BatchWork, RunProgress
 from strandline.runtime.driver.sink_failures import function_failure, is_spark_failure, lasting_failure_in_task
+from strandline.runtime.driver.watermarks import Seen
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.messages import BatchTime, batch_id
 from strandline.runtime.protocol.slot_calls import NextTimers, PrepareEmpty, RowCounts
@@ -77,6 +78,7 @@ class BatchFunction:
         checkpoints: Checkpoints,
         clock: Clock,
         progress: RunProgress,
+        read_seen: Callable[[], Mapping[int, Seen]],
         *,
         checkpoint_every_batch: bool,
     ) -> None:
@@ -96,6 +98,7 @@ class BatchFunction:
         self._outlets = outlets
         self._checkpoints = checkpoints
         self._clock = clock
+        self._read_seen = read_seen
         self._checkpoint_every_batch = checkpoint_every_batch
         self._gate = threading.Event()
         """Batches begin only while it is set."""
@@ -216,7 +219,7 @@ class BatchFunction:
             return files
 
         files = self._in_rounds(context, batch, when, evaluate)
-        self._commit(spark_batch, files, began, when)
+        self._commit(spark_batch, files, began, when, self._read_seen())
 
     def initialize(self, frames: list[DataFrame]) -> None:
         """Send initial state to the slots of the steps that have some, as a batch of its own before Spark's first.
@@ -227,7 +230,7 @@ class BatchFunction:
         if not frames:
             return
         batch = batch_id(self.generation, -1)
-        when = BatchTime(int(time.time() * 1000))
+        when = BatchTime(self._clock.now())
         context = frames[0].sparkSession.sparkContext
 
         def evaluate(round_: Round) -> None:
@@ -367,9 +370,11 @@ class BatchFunction:
                     self._counts[operator, index] = status.counts[operator]
                     self._protocol.prepared(operator, index, status.incarnation, round_, None)
 
-    def _commit(self, spark_batch: int, files: list[SinkFile], began: float, when: BatchTime) -> None:
+    def _commit(
+        self, spark_batch: int, files: list[SinkFile], began: float, when: BatchTime, seen: Mapping[int, Seen]
+    ) -> None:
         with self._checkpoints.commit_lock:
-            batch = self._decide(lambda timers: self._clock.committed(spark_batch, timers))
+            batch = self._decide(lambda timers: self._clock.committed(when, seen, timers))
             self._checkpoints.committed(batch, spark_batch, files, began)
         steps: dict[str, RowCounts] = {}
         for (operator, _index), counts in self._counts.items():

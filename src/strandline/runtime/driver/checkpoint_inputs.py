@@ -30,24 +30,19 @@ class Inputs:
 class CheckpointInputs:
     """Follows commits, and keeps the inputs of every checkpoint that has begun.
 
-    The caller holds the lock of `Checkpoints`, except for `position`, `complete_position`, `store_logs` and `of`: the
-    first three read Spark's files, and nobody may wait for a disk with the lock held.
+    The caller holds the lock of `Checkpoints`, except for `position`, `store_logs` and `of`: the first two read Spark's
+    files, and nobody may wait for a disk with the lock held.
     """
 
     def __init__(
         self,
         restored: CheckpointMetadata | None,
         capture: Callable[[int], SourcePosition],
-        with_watermark: Callable[[SourcePosition], SourcePosition],
         logs: SourceLogs | None = None,
     ) -> None:
-        """`capture` reads the position after one of Spark's batches, `with_watermark` adds what follows from its rows.
-
-        See `restore.position` for both. `logs` makes the logs of file sources durable.
-        """
+        """`capture` reads the position after one of Spark's batches; `logs` makes the logs of file sources durable."""
         self.committed = CommittedBatch(restored.batch_id, restored.source.batch) if restored else None
         """The batch that a checkpoint would cover now; None if nothing was ever committed."""
-        self.complete_position = with_watermark
         self._restored = restored
         self._capture = capture
         self._logs = logs

@@ -52,8 +52,7 @@ class Checkpoints:
     - `_lock` protects the coordinator and the requests. Nobody waits for storage, a task manager or a slot while
       holding it, because the server threads that deliver acknowledgements need it.
     - Callers of `take`, `savepoint` and `cover` wait for the checkpoint thread, so they hold neither of the two. The
-      batch function may wait there while it is busy: the checkpoint thread does not wait for a batch to end, except in
-      `CheckpointInputs.complete_position`, which has a time limit.
+      batch function may wait there while it is busy: the checkpoint thread does not wait for a batch to end.
     """
 
     def __init__(

@@ -1,89 +1,100 @@
 """The time of every batch, and the batches without rows that fire timers.
 
-Spark sets the time: its offset log names the processing time and the watermark of every batch. Every subtask and every
-retry of a batch sees the same time, and a restore brings it back with the position in the sources. If a step has
-timers, the query also reads the tick source, which never has rows. Spark runs a batch whenever the number in the tick
-source's file changes.
+The processing time of a batch is the one in Spark's offset log, but it never goes back. The watermarks of a batch
+follow from the batches before it; see `watermarks`. So every subtask and every retry of a batch sees the same time. The
+checkpoint of a batch holds what the time of the next one follows from, and a restore brings it back.
 
-Private Spark API: this module reads entries of Spark's offset log and commit log, whose format is internal. The
-watermark is public only in the progress of a query, which Spark reports after the batch; a batch needs it before.
+If a step has timers, the query also reads the tick source, which never has rows. Spark runs a batch whenever the number
+in the tick source's file changes.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import msgspec
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-
-from strandline.errors import CheckpointError
+from strandline.checkpoint.metadata import Times
 from strandline.operators.base import TimeMode
-from strandline.runtime.protocol.messages import BatchTime
+from strandline.runtime.driver.spark_times import batch_timestamp
+from strandline.runtime.driver.watermarks import Seen, WatermarkPlan, advanced
+from strandline.runtime.protocol.messages import BatchTime, StepWatermarks
 from strandline.runtime.protocol.slot_calls import NextTimers
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+log = logging.getLogger(__name__)
 
-
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-class _Offsets(msgspec.Struct, frozen=True):
-    """What is used of the second line of an entry of Spark's offset log. The names are Spark's."""
-
-    batchTimestampMs: int
-    batchWatermarkMs: int = 0
-
-
-class _Commit(msgspec.Struct, frozen=True):
-    """What is used of the second line of an entry of Spark's commit log."""
-
-    nextBatchWatermarkMs: int
+CLOCK_BEHIND_MS = 1000
+"""A clock that is set back by less is not worth a warning."""
 
 
 class Clock:
     """Knows the time of every batch of one generation, and requests a batch when a timer is due."""
 
-    def __init__(self, scratch: Path, modes: frozenset[TimeMode], *, restored: bool) -> None:
-        """`scratch` is Spark's checkpoint folder; `modes` are the clocks that the job's steps need."""
+    def __init__(
+        self, scratch: Path, plan: WatermarkPlan, modes: Mapping[str, TimeMode], restored: Times | None = None
+    ) -> None:
+        """`scratch` is Spark's checkpoint folder; `modes` are the clocks of the job's steps, by uid.
+
+        `restored` are the times of the checkpoint from which the generation starts.
+        """
         self._scratch = scratch
-        self._modes = modes - {"none"}
-        self._timers: dict[TimeMode, int | None] = {}
-        self._last: int | None = None
-        self._unknown = restored
+        self._plan = plan
+        self._modes = {uid: mode for uid, mode in modes.items() if mode != "none"}
+        self._times = plan.restored(restored)
+        self._brought: dict[int, int] = {}
+        """For every source: the processing time of the last batch with rows of it, or of the first batch."""
+        self._timers: NextTimers = {}
+        self._unknown = restored is not None
         """Whether some slot's timers are not known. After a restore they are known once a batch has run."""
         self._tick_requested = False
+        self._warned = False
 
     @property
     def ticks(self) -> Path | None:
         """The file of the tick source; None if no step has timers."""
         return self._scratch / "tick" if self._modes else None
 
+    @property
+    def times(self) -> Times:
+        """The times after the last committed batch, for its checkpoint."""
+        return self._times
+
+    @property
+    def watermarks(self) -> dict[str, int]:
+        """The watermark of every step that has one, in the last committed batch."""
+        return dict(self._times.steps)
+
     def of(self, spark_batch: int) -> BatchTime:
-        """The time of a batch, from Spark's offset log."""
-        facts = self._offsets(spark_batch)
-        if facts is None:
-            raise CheckpointError(f"Spark's offset log in {self._scratch} has no entry for batch {spark_batch}")
-        before = self._offsets(spark_batch - 1)
+        """The time of the batch after the last committed one, which is Spark's batch `spark_batch`."""
+        stamp = batch_timestamp(self._scratch, spark_batch)
+        before = self._times.steps
         return BatchTime(
-            facts.batchTimestampMs,
-            facts.batchWatermarkMs or None,
-            (before.batchWatermarkMs or None) if before is not None else None,
+            self._monotone(stamp),
+            {
+                uid: StepWatermarks(watermark, before.get(uid))
+                for uid, watermark in self._plan.watermarks(self._times, self._idle(self._times.processing_ms)).items()
+            },
         )
 
-    def committed(self, spark_batch: int, timers: list[NextTimers]) -> None:
-        """A batch is committed; `timers` has an entry for every slot."""
-        self._timers = {
-            mode: min((known for slot in timers if (known := slot.get(mode)) is not None), default=None)
-            for mode in self._modes
-        }
-        self._last = spark_batch
+    def now(self) -> int:
+        """The processing time, in milliseconds since the epoch. It does not go back if the computer's clock does."""
+        return self._monotone(int(time.time() * 1000))
+
+    def committed(self, when: BatchTime, seen: Mapping[int, Seen], timers: Iterable[NextTimers]) -> None:
+        """A batch is committed: its time, what its rows have shown by source, and what each slot waits for next."""
+        latest = list(self._times.latest)
+        for source, one in seen.items():
+            latest[source] = advanced(latest[source], one.latest_ms)
+        for source in range(len(latest)):
+            if source not in self._brought or (source in seen and seen[source].rows):
+                self._brought[source] = when.processing_ms
+        steps = {uid: one.watermark_ms for uid, one in when.steps.items() if one.watermark_ms is not None}
+        self._times = Times(when.processing_ms, tuple(latest), {**self._times.steps, **steps})
+        self._timers = {}
+        for slot in timers:
+            for uid, due in slot.items():
+                self._timers[uid] = min(due, self._timers.get(uid, due))
         self._unknown = self._tick_requested = False
 
     def forget(self) -> None:
@@ -104,96 +115,50 @@ class Clock:
         temporary.replace(self.ticks)
 
     def watermark_moved(self) -> bool:
-        """Whether the next batch will have a later watermark than the last one, and some step uses event time."""
-        upcoming = self._upcoming_watermark()
-        if "event" not in self._modes or self._last is None or upcoming is None:
-            return False
-        return upcoming > (self.of(self._last).watermark_ms or 0)
+        """Whether a step with timers in event time will have a later watermark in the next batch than in the last."""
+        before, after = self._times.steps, self._upcoming()
+        return any(mode == "event" and after.get(uid) != before.get(uid) for uid, mode in self._modes.items())
 
     def event_timer_due(self) -> bool:
-        """Whether the watermark of the next batch will fire an event-time timer."""
-        event = self._timers.get("event")
-        upcoming = None if event is None else self._upcoming_watermark()
-        return event is not None and upcoming is not None and event <= upcoming
+        """Whether the watermarks of the next batch will fire an event-time timer."""
+        return self._fires(self._upcoming())
 
     def _due(self) -> bool:
         if self._unknown:
             return True
-        processing = self._timers.get("processing")
-        if processing is not None and processing <= time.time() * 1000:
+        now = self.now()
+        if any(mode == "processing" and self._timers.get(uid, now + 1) <= now for uid, mode in self._modes.items()):
             return True
-        return self.event_timer_due()
+        if self.event_timer_due():
+            return True
+        # A batch without rows says that a source is idle, and the next batch has the watermark that follows from it.
+        idle = self._idle(now)
+        return idle != self._idle(self._times.processing_ms) and self._fires(self._plan.watermarks(self._times, idle))
 
-    def _upcoming_watermark(self) -> int | None:
-        """The watermark of the next batch; None until Spark has written the commit of the last one."""
-        if self._last is None:
-            return None
-        try:
-            lines = (self._scratch / "commits" / str(self._last)).read_bytes().split(b"\n")
-            return msgspec.json.decode(lines[1], type=_Commit).nextBatchWatermarkMs
-        except (FileNotFoundError, IndexError, *_UNREADABLE):
-            return None
+    def _fires(self, watermarks: Mapping[str, int]) -> bool:
+        return any(
+            mode == "event" and uid in watermarks and self._timers.get(uid, watermarks[uid] + 1) <= watermarks[uid]
+            for uid, mode in self._modes.items()
+        )
 
-    def _offsets(self, spark_batch: int) -> _Offsets | None:
-        path = self._scratch / "offsets" / str(spark_batch)
-        try:
-            return msgspec.json.decode(path.read_bytes().split(b"\n")[1], type=_Offsets)
-        except FileNotFoundError:
-            return None
-        except (IndexError, *_UNREADABLE) as error:
-            # A restore fills the folder with what its checkpoint says.
-            raise CheckpointError(f"{path}, an entry of Spark's offset log, is damaged: {error}") from error
+    def _upcoming(self) -> dict[str, int]:
+        return self._plan.watermarks(self._times, self._idle(self._times.processing_ms))
 
+    def _idle(self, now: int) -> frozenset[int]:
+        """The sources that have been without rows for their `idle_after` at the processing time `now`."""
+        return frozenset(
+            number
+            for number, source in enumerate(self._plan.sources)
+            if source.idle_after_ms is not None and now - self._brought.get(number, now) >= source.idle_after_ms
+        )
 
-# --- the source that never has rows ------------------------------------------------------------------
-
-
-def tick_rows(spark: SparkSession, ticks: Path, schema: StructType) -> DataFrame:
-    """A stream with the given schema and no rows. Spark runs a batch whenever the number in file `ticks` changes."""
-    from pyspark.sql import functions as F
-
-    spark.dataSource.register(TickSource)
-    frame = spark.readStream.format(TickSource.name()).option("path", str(ticks)).load()
-    return frame.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields))
-
-
-class TickSource(DataSource):
-    """A Python data source without rows. Its offset is the number in a local file of the driver."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "strandline-tick"
-
-    def schema(self) -> str:
-        return "tick long"
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return _TickReader(Path(self.options["path"]))
-
-
-class _TickReader(DataSourceStreamReader):
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def initialOffset(self) -> dict[str, int]:
-        return {"tick": 0}
-
-    def latestOffset(self, *_: Any) -> dict[str, int]:
-        try:
-            return {"tick": int(self._path.read_text())}
-        except FileNotFoundError:
-            return {"tick": 0}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        return []
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
-        return iter(())
-
-    def stop(self) -> None:
-        """Ends the process of the reader when the query has closed its connection.
-
-        PySpark would report the end of the connection over that very connection, and print a BrokenPipeError.
-        """
-        if isinstance(sys.exception(), EOFError):
-            os._exit(0)
+    def _monotone(self, stamp: int) -> int:
+        least = self._times.processing_ms
+        if stamp < least - CLOCK_BEHIND_MS and not self._warned:
+            self._warned = True
+            log.warning(
+                "the clock of this computer is %.1f s behind the processing time of the last batch; processing time "
+                "stands still until the clock has caught up",
+                (least - stamp) / 1000,
+            )
+        return max(stamp, least)

@@ -89,7 +89,7 @@ class Completion:
         if inputs is None:
             return None
         # Both may wait, for Spark and for storage, so this thread holds no lock.
-        position, uploaded = self.inputs.store_logs(self.inputs.complete_position(inputs.position), whole=whole)
+        position, uploaded = self.inputs.store_logs(inputs.position, whole=whole)
         with self.lock:
             if self.inputs.of(checkpoint_id) is not None:
                 return self.coordinator.prepare_completion(

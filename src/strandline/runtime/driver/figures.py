@@ -104,7 +104,8 @@ class RunFigures(Facts, frozen=True):
         rows_per_second: `rows` per second, over the batches that ended in the last minute.
         rows_out_per_second: `rows_out` per second, likewise.
         batch_duration_ms: How long the last batch took, from its start to its commit.
-        watermark_ms: The watermark of the last batch, in milliseconds since the epoch; None without event time.
+        watermark_ms: The earliest watermark of a step in the last batch, in milliseconds since the epoch; None without
+            event time.
         watermark_lag_ms: How far the watermark is behind the time of day: of a run that is over, behind its last batch.
         late_rows: Rows that were too late for their step, summed over the steps.
         state_bytes: The size of the state.

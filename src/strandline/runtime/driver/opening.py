@@ -28,19 +28,22 @@ from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.cluster_setup import absolute_location
 from strandline.runtime.driver.deployment import Deployment, RestorePoint
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
+from strandline.runtime.driver.event_times import read_observed
 from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.plan import Graph, Wiring
 from strandline.runtime.driver.progress import RunProgress, Shape
 from strandline.runtime.driver.query_settings import query_settings
 from strandline.runtime.driver.recoveries import Began, Recovery, slot_recovery
 from strandline.runtime.driver.restore.empty_output import make_readable
-from strandline.runtime.driver.restore.position import capture, seed, with_watermark
+from strandline.runtime.driver.restore.position import capture, seed
 from strandline.runtime.driver.restore.registry_recovery import recover_registry
 from strandline.runtime.driver.restore.retries import Retries
 from strandline.runtime.driver.restore.source_logs import SourceLogs, uploader, with_logs
 from strandline.runtime.driver.restore.takeover import Claim, Restore, Wanted, take_over
 from strandline.runtime.driver.rocksdb_factory import pickle_factory
 from strandline.runtime.driver.scratch_folder import ScratchFolder
+from strandline.runtime.driver.spark_times import times_of
+from strandline.runtime.driver.watermarks import WatermarkPlan
 from strandline.runtime.protocol.messages import BackendSettings, OperatorSpec
 from strandline.sinks import ParquetSink
 from strandline.storage import JobPaths, open_storage
@@ -52,9 +55,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 log = logging.getLogger(__name__)
-
-WATERMARK_PATIENCE = 5.0
-"""How many seconds a checkpoint waits until Spark has noted the watermark that follows from its batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,7 @@ class _Planned:
     scratch: ScratchFolder
     """Spark's checkpoint folder, with the restored position in it."""
     clock: Clock
+    watermarks: WatermarkPlan
     wiring: Wiring
     rows: DataFrame
     outlets: Outlets
@@ -266,8 +267,13 @@ class _Opening:
         run, config, restored = self._run, self._config, claim.restored
         scratch = ScratchFolder(config.spark_checkpoint_dir, run.job, claim.generation)
         undo.callback(scratch.remove)
-        modes = frozenset(operator.time_mode for operator in run.graph.operators)
-        clock = Clock(scratch.path, modes, restored=restored is not None)
+        watermarks = run.graph.watermark_plan()
+        clock = Clock(
+            scratch.path,
+            watermarks,
+            {operator.uid: operator.time_mode for operator in run.graph.operators},
+            times_of(restored.source, restored.operators, watermarks) if restored is not None else None,
+        )
         wiring = Wiring(
             run.job,
             run.cluster.run.run_id,
@@ -285,7 +291,7 @@ class _Opening:
         places = run.graph.source_places(rows, ticks=clock.ticks is not None)
         if self._position is not None:
             seed(self._position, scratch.path, ticks=clock.ticks is not None, places=places)
-        return _Planned(scratch, clock, wiring, rows, outlets, places)
+        return _Planned(scratch, clock, watermarks, wiring, rows, outlets, places)
 
     # --- start ------------------------------------------------------------------------------------
 
@@ -302,6 +308,7 @@ class _Opening:
             checkpoints,
             planned.clock,
             run.progress,
+            lambda: read_observed(run.spark, planned.watermarks),
             checkpoint_every_batch=self._config.checkpoint_every_batch,
         )
         run.progress.begin(
@@ -343,9 +350,6 @@ class _Opening:
 
     def _checkpoints(self, claimed: _Claimed, planned: _Planned) -> Checkpoints:
         config, claim, scratch, places = self._config, claimed.claim, planned.scratch.path, planned.source_places
-        # Spark notes the watermark after the batch function has returned. With `checkpoint_every_batch` the batch
-        # function itself waits for the checkpoint, so the checkpoint must not wait for Spark.
-        patience = WATERMARK_PATIENCE if planned.clock.ticks is not None and not config.checkpoint_every_batch else 0.0
         return Checkpoints(
             claimed.coordinator,
             self._run.cluster,
@@ -360,8 +364,7 @@ class _Opening:
             dict(claim.properties),
             CheckpointInputs(
                 claim.restored,
-                lambda batch: capture(scratch, batch, places),
-                lambda position: with_watermark(scratch, position, patience),
+                lambda batch: capture(scratch, batch, places, planned.clock.times),
                 SourceLogs(
                     scratch,
                     {source: number for number, source in enumerate(dict.fromkeys(places))},

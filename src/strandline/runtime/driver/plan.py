@@ -6,7 +6,7 @@ actions on its finished rows. A stream with two readers is evaluated twice, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -20,7 +20,8 @@ from strandline.operators.columns.names import quoted
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.columns.time_columns import in_all
 from strandline.runtime.driver.batches import Outlets
-from strandline.runtime.driver.clock import tick_rows
+from strandline.runtime.driver.tick_source import tick_rows
+from strandline.runtime.driver.watermarks import Lags, SourceTime, WatermarkPlan, behind, merged
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.side_outputs import output_struct, selected
 from strandline.runtime.protocol.tls import Tls
@@ -41,6 +42,7 @@ class SourceNode:
     """A streaming DataFrame of the user."""
 
     frame: DataFrame
+    time: SourceTime
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +69,8 @@ class StatefulNode:
     columns: tuple[str, ...]
     """The input columns that the operator reads. Only these are shuffled."""
     output: StructType
+    reads: tuple[tuple[Node, int], ...] = ()
+    """The streams whose watermarks the step works with, each with the lag of the time column that it reads."""
     initial: DataFrame | None = None
     """Rows from which the step makes its state before the first batch, unless its state is restored."""
 
@@ -154,6 +158,15 @@ class Graph:
             for node, sink in self.sinks
             if isinstance(sink, ParquetSink)
         }
+
+    def watermark_plan(self) -> WatermarkPlan:
+        """How the watermarks of the steps follow from those of the sources. Sources are numbered as in the job."""
+        numbers = {id(source): number for number, source in enumerate(self.sources)}
+        steps = [node for node in self._nodes() if isinstance(node, StatefulNode)]
+        return WatermarkPlan(
+            tuple(source.time for source in self.sources),
+            {step.operator.uid: _lags(step, numbers) for step in steps},
+        )
 
     def source_places(self, rows: DataFrame, ticks: bool) -> tuple[int, ...]:
         """For each line of an entry in Spark's offset log, the number of the source that it belongs to.
@@ -251,6 +264,24 @@ def _parents(node: Node) -> tuple[Node, ...]:
             return (parent,)
         case _:
             return ()
+
+
+def _lags(node: Node, numbers: Mapping[int, int]) -> Lags:
+    """How far the watermark of a stream is behind those of the sources from which its rows come."""
+    match node:
+        case SourceNode(_, time):
+            return {numbers[id(node)]: 0} if time.delays_ms else {}
+        case StatefulNode(reads=reads) if reads:
+            return merged(behind(_lags(stream, numbers), lag) for stream, lag in reads)
+        case _:
+            return merged(_lags(parent, numbers) for parent in _parents(node))
+
+
+def has_watermark(node: Node) -> bool:
+    """Whether a source of the node's rows has event time."""
+    if isinstance(node, SourceNode):
+        return bool(node.time.delays_ms)
+    return any(map(has_watermark, _parents(node)))
 
 
 def _relay(node: StatefulNode, wiring: Wiring) -> Relay:

@@ -48,12 +48,12 @@ class BatchWork:
 
     @property
     def watermark_ms(self) -> int | None:
-        """The watermark of the job in the batch."""
-        return self.time.watermark_ms
+        """The earliest watermark of a step in the batch."""
+        return min((one.watermark_ms for one in self.time.steps.values() if one.watermark_ms is not None), default=None)
 
     def watermark_of(self, step: str) -> int | None:
         """The watermark of a step in the batch."""
-        return self.time.watermark_ms
+        return self.time.of(step).watermark_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,12 +155,22 @@ class SlotSpec(msgspec.Struct, frozen=True):
         )
 
 
-class BatchTime(msgspec.Struct, frozen=True):
-    """The time of a batch; see `BatchInfo`."""
+class StepWatermarks(msgspec.Struct, frozen=True, array_like=True):
+    """The watermarks of one step in a batch; see `BatchInfo`."""
 
-    processing_ms: int
     watermark_ms: int | None = None
     late_watermark_ms: int | None = None
+
+
+class BatchTime(msgspec.Struct, frozen=True):
+    """The processing time of a batch, and the watermarks of every step that has some."""
+
+    processing_ms: int
+    steps: dict[str, StepWatermarks] = {}
+
+    def of(self, step: str) -> StepWatermarks:
+        """The watermarks of the step with the uid `step`."""
+        return self.steps.get(step, StepWatermarks())
 
 
 class Rebuilt(msgspec.Struct, frozen=True):

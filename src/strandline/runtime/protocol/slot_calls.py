@@ -6,14 +6,17 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
-from strandline.operators.base import TimeMode
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.calls import LONG, QUICK, Client, Nothing, call
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.messages import BatchTime, Rebuilt, Sealed, SnapshotReport
 
-NextTimers = dict[TimeMode, int]
-"""When the operators of a slot next have something to do without rows: the earliest time on each clock."""
+NextTimers = dict[str, int]
+"""When the steps of a slot next have something to do without rows: for each uid the earliest time by the step's clock.
+A step without a clock, or with nothing to do, has no entry."""
+
+EARLIEST = -(1 << 62)
+"""A time that every clock has reached: the entry of a step whose timers are not known yet."""
 
 
 PULSE_EVERY = 1.0

@@ -14,11 +14,11 @@ import msgspec
 import pyarrow as pa
 
 from strandline.errors import StaleAttemptError
-from strandline.operators.base import BatchInfo, Operator, TimeMode
+from strandline.operators.base import BatchInfo, Operator
 from strandline.runtime.protocol.exchange import ExchangeHeader
 from strandline.runtime.protocol.messages import Sealed, SlotSpec, SnapshotReport
 from strandline.runtime.protocol.side_outputs import combined, output_schema_of
-from strandline.runtime.protocol.slot_calls import OperatorFigures, RowCounts
+from strandline.runtime.protocol.slot_calls import EARLIEST, OperatorFigures, RowCounts
 from strandline.runtime.slot.batch_output import BatchOutput
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
@@ -104,6 +104,7 @@ class OperatorSlot:
         self._snapshots: dict[int, LocalSnapshot] = {}
         self._newest_snapshot: int | None = None
         self._ran = False
+        self._processing_ms = 0
         self.output_schema = output_schema_of(operator)
 
     def prepared(self) -> tuple[int, int] | None:
@@ -182,8 +183,9 @@ class OperatorSlot:
         )
         path = self._folder.segment(self.committed, header.batch)
         try:
-            when = header.time
-            batch = BatchInfo(header.batch, when.processing_ms, when.watermark_ms, when.late_watermark_ms)
+            self._processing_ms = header.time.processing_ms
+            when = header.time.of(header.operator)
+            batch = BatchInfo(header.batch, header.time.processing_ms, when.watermark_ms, when.late_watermark_ms)
             work = self.operator.run_initial if header.initial else self.operator.run
             counted = _Counted(rows)
             for produced in work(counted, changes, batch):
@@ -315,9 +317,12 @@ class OperatorSlot:
             local.snapshot.release()
             self._folder.drop_snapshot(checkpoint_id)
 
-    def timer(self) -> tuple[TimeMode, int | None]:
-        """The operator's clock, and when it next has something to do without rows; 0 before its first run."""
-        return self.operator.time_mode, self.operator.next_timer_ms if self._ran else 0
+    def next_timer(self) -> int | None:
+        """When the operator next has something to do without rows, by its own clock; the least time before its first
+        run, and None if there is nothing or if it has no clock."""
+        if self.operator.time_mode == "none":
+            return None
+        return self.operator.next_timer_ms if self._ran else EARLIEST
 
     def query(self, state: str | None, key: bytes) -> tuple[bool, Any]:
         """Whether the step keeps something for `key` after the last commit, and what; `key` is without a key group.
@@ -325,7 +330,7 @@ class OperatorSlot:
         Only the subtask that owns the key's group finds something. The others say what nothing looks like.
         """
         self._applied.result()
-        now_ms = int(time.time() * 1000)
+        now_ms = max(int(time.time() * 1000), self._processing_ms)
         for group in self._spec.key_groups:
             found = self.operator.look_up(LookUp(self._backend, group, key, now_ms), state)
             if found is not None:

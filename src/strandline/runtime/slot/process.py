@@ -222,11 +222,11 @@ class Slot(SlotCalls):
 
     def commit(self, request: Commit) -> NextTimers:
         timers: NextTimers = {}
-        for op in self.operators.values():
+        for uid, op in self.operators.items():
             op.commit(request.batch)
-            mode, due = op.timer()
-            if due is not None and mode != "none":
-                timers[mode] = min(due, timers.get(mode, due))
+            due = op.next_timer()
+            if due is not None:
+                timers[uid] = due
         return timers
 
     def compact(self, request: Nothing) -> None:

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
-from strandline.checkpoint.metadata import SourceLog, SourcePosition
+from strandline.checkpoint.metadata import SourceLog, SourcePosition, Times
 from strandline.errors import CheckpointError, IncompatibleCheckpointError
 from strandline.runtime.driver.restore.source_logs import named_log
 from strandline.runtime.driver.restore.tick_offset import FIRST_TICK, is_tick
@@ -29,8 +26,8 @@ _HEADER = 2
 _FIRST_COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 
 
-def capture(folder: Path, batch: int, places: Sequence[int] = ()) -> SourcePosition:
-    """The position after Spark's batch `batch`, read from Spark's checkpoint folder.
+def capture(folder: Path, batch: int, places: Sequence[int] = (), times: Times | None = None) -> SourcePosition:
+    """The position after Spark's batch `batch`, read from Spark's checkpoint folder; `times` are those of that batch.
 
     `places` names the source of each line of an offset log entry; see `Graph.source_places`. The position has one line
     for every source, in the order of the sources. Without `places`, each line is a source of its own.
@@ -58,7 +55,7 @@ def capture(folder: Path, batch: int, places: Sequence[int] = ()) -> SourcePosit
             files[f"sources/{source}/{path.relative_to(own).as_posix()}"] = path.read_bytes()
         if log is not None and entries:
             logs.append(log)
-    return SourcePosition(batch=batch, files=files, logs=tuple(logs))
+    return SourcePosition(batch=batch, files=files, logs=tuple(logs), times=times)
 
 
 def _gathered(entry: bytes, places: Sequence[int]) -> bytes:
@@ -68,22 +65,6 @@ def _gathered(entry: bytes, places: Sequence[int]) -> bytes:
     lines = entry.decode().split("\n")
     sources = [lines[_HEADER + places.index(source)] for source in range(max(places) + 1)]
     return "\n".join([*lines[:_HEADER], *sources, *lines[_HEADER + len(places) :]]).encode()
-
-
-def with_watermark(folder: Path, position: SourcePosition, patience: float) -> SourcePosition:
-    """The position with the watermark that follows from the rows of its batch.
-
-    Spark writes this watermark after the batch function has returned, so it may be missing at the barrier. This
-    function waits up to `patience` seconds for it, and otherwise returns the position as it is.
-    """
-    name = f"commits/{position.batch}"
-    path = folder / name
-    deadline = time.monotonic() + patience
-    while not path.exists():
-        if time.monotonic() >= deadline:
-            return position
-        time.sleep(0.005)
-    return msgspec.structs.replace(position, files={**position.files, name: path.read_bytes()})
 
 
 def _source_files(folder: Path, offset: str) -> tuple[list[Path], list[Path]]:

@@ -1,0 +1,90 @@
+"""Which event times the rows of a source have shown in a batch.
+
+`observed` puts a node into the plan of a source that notes the latest event time of the rows that pass. Spark does not
+move filters of later steps below such a node, so a row that a filter drops still moves the watermark.
+
+Private Spark API: `DataFrame.observe` is public, but it reports after the batch, in the query's progress. The batch
+function reads the values from the execution of the running batch, through `StreamingQuery._jsq`. To observe a
+`withWatermark` inside a user's DataFrame, the node is put into the logical plan, through `DataFrame._jdf`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from strandline.operators.columns.names import quoted
+from strandline.runtime.driver.watermarks import Seen, WatermarkPlan
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+QUERY_ID = "sql.streaming.queryId"
+"""The local property with which Spark names the query of the running batch."""
+_WATERMARK_NODE = "EventTimeWatermark"
+_DELAY = "spark.watermarkDelayMs"
+
+
+def observed(frame: DataFrame, column: str, source: int, number: int = 0) -> DataFrame:
+    """The rows of watermark `number` of a source. Their latest time in `column` can be read after a batch."""
+    from pyspark.sql import functions as F
+
+    latest = F.max(F.unix_micros(F.col(quoted(column)))).alias("latest")
+    return frame.observe(_name(source, number), latest, F.count(F.lit(1)).alias("rows"))
+
+
+def observed_watermarks(frame: DataFrame, source: int) -> tuple[DataFrame, tuple[int, ...]]:
+    """A user's DataFrame in which every `withWatermark` is observed, and the delays of these in milliseconds."""
+    from pyspark.sql import DataFrame as Frame
+
+    spark = frame.sparkSession
+    context: Any = spark.sparkContext
+    delays: list[int] = []
+
+    def dataset(plan: Any) -> DataFrame:
+        return Frame(context._jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan), spark)
+
+    def rebuilt(node: Any) -> Any:
+        before = [node.children().apply(number) for number in range(node.children().size())]
+        children = list(map(rebuilt, before))
+        if node.nodeName() == _WATERMARK_NODE:
+            marked = next(field for field in dataset(node).schema.fields if _DELAY in field.metadata)
+            children = [_analyzed(observed(dataset(children[0]), marked.name, source, len(delays)))]
+            delays.append(int(marked.metadata[_DELAY]))
+        if all(new is old for new, old in zip(children, before, strict=True)):
+            return node
+        return node.withNewChildren(context._jvm.PythonUtils.toSeq(children))
+
+    plan = rebuilt(_analyzed(frame))
+    return (dataset(plan), tuple(delays)) if delays else (frame, ())
+
+
+def read_observed(spark: SparkSession, plan: WatermarkPlan) -> dict[int, Seen]:
+    """What the rows of every source have shown in the running batch. The caller is the batch function.
+
+    Spark has no values for a source that has no rows in the batch. After a repeated action the values cover the rows of
+    both, which are the same.
+    """
+    if not any(source.delays_ms for source in plan.sources):
+        return {}
+    query: Any = spark.streams.get(str(spark.sparkContext.getLocalProperty(QUERY_ID)))
+    metrics = query._jsq.streamingQuery().lastExecution().observedMetrics()
+    return {
+        number: _seen([metrics.get(_name(number, one)) for one in range(len(source.delays_ms))])
+        for number, source in enumerate(plan.sources)
+    }
+
+
+def _seen(metrics: list[Any]) -> Seen:
+    rows = [metric.get() if metric.isDefined() else None for metric in metrics]
+    return Seen(
+        tuple(None if row is None or row.isNullAt(0) else row.getLong(0) // 1000 for row in rows),
+        sum(row.getLong(1) for row in rows if row is not None),
+    )
+
+
+def _name(source: int, number: int) -> str:
+    return f"strandline.source.{source}.{number}"
+
+
+def _analyzed(frame: DataFrame) -> Any:
+    return frame._jdf.queryExecution().analyzed()

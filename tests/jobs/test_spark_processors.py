@@ -29,10 +29,12 @@ class SumRows(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle
         self.total = handle.getValueState("total", "n long, s long")
+        self.initial: list[str] = []
 
     # Spark's base class declares rows or data frames; a processor is written for one of them.
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # type: ignore[override]
         n, s = self.total.get() or (0, 0)
+        assert n != 100 or key[0] in self.initial, "the first rows come to the processor that got the initial state"
         for row in rows:
             n, s = n + 1, s + row.x
         self.total.update((n, s))
@@ -40,6 +42,7 @@ class SumRows(StatefulProcessor):
 
     def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:  # type: ignore[override]
         self.total.update((initialState.n, initialState.s))
+        self.initial.append(key[0])
 
     def close(self) -> None:
         pass

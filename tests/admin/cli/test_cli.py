@@ -31,6 +31,7 @@ from strandline.checkpoint.metadata import (
     SourcePosition,
     StateFile,
     SubtaskState,
+    Times,
     encode,
 )
 from strandline.checkpoint.steps import StepDescription
@@ -491,6 +492,20 @@ def test_show_gives_steps_states_schemas_offsets_and_watermark(tmp_path: Path) -
     for name in ("steps", "sources", "watermark_ms"):
         assert facts_of("savepoint", savepoint)[name] == shown[name]
     assert "seen: map of page string → at long" in strandline_cli("savepoint", savepoint).stdout
+
+
+def test_show_gives_the_watermark_of_every_step_and_the_earliest(tmp_path: Path) -> None:
+    times = Times(0, (), {"early": 1_700_000_000_000, "late": 1_700_000_060_000})
+    steps = ("early", "late", "timeless")
+    subtasks = tuple(SubtaskState(uid, 0, 0, 128, "heap", False, ()) for uid in steps)
+    position = SourcePosition(1, {}, times=times)
+    _complete(LocalStorage(str(tmp_path)), checkpoint_metadata(1, operators=steps, subtasks=subtasks, source=position))
+    shown = facts_of("checkpoints", "show", tmp_path)
+    assert shown["watermark_ms"] == 1_700_000_000_000
+    assert [step["watermark_ms"] for step in shown["steps"]] == [*times.steps.values(), None]
+    assert "step late: 0 B in 1 subtasks, watermark 2023-11-14 22:14:20 UTC" in " ".join(
+        strandline_cli("checkpoints", "show", tmp_path).stdout.split()
+    )
 
 
 def test_ls_marks_checkpoints_that_a_job_left_behind_when_it_went_back(by_hand: Path) -> None:

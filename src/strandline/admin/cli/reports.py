@@ -168,6 +168,8 @@ def print_described(console: SafeConsole, facts: dict[str, Any]) -> None:
 
 def _print_step(console: SafeConsole, step: dict[str, Any]) -> None:
     size = f"{size_text(step['full_bytes'])} in {step['parallelism']} subtasks"
+    if step["watermark_ms"] is not None:
+        size += f", watermark {_watermark(step['watermark_ms'])}"
     console.print(Text.assemble("step ", (step["uid"], "bold"), f": {size}"), soft_wrap=True)
     if step["description"] is not None:
         console.print(Text(f"  {step['description']}"), soft_wrap=True)

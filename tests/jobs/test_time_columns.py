@@ -147,6 +147,11 @@ def test_a_computed_column_may_be_as_far_behind_as_what_it_is_computed_from(sour
     assert times(merged) == (None, {})
     assert merged._lag_ms("at") == 10 * MINUTE
     assert (both._lag_ms("ts"), both._lag_ms("paid")) == (10 * MINUTE, MINUTE)
+    passed = merged.key_by("user").process(Pass(), merged.schema)
+    assert passed._lag_ms("at") == 10 * MINUTE
+    assert passed.union(sources.stream().transform(lambda rows: rows.selectExpr("user", "ts as at")))._lag_ms("at") == (
+        10 * MINUTE
+    )
 
 
 def test_every_step_with_a_clock_takes_the_name_of_its_time_column(sources: Sources) -> None:

@@ -350,13 +350,16 @@ def _build(node: Node, wiring: Wiring | None, known: dict[int, DataFrame]) -> Da
 
 
 def greatest_lag(node: Node) -> int:
-    """How far any time column of the node's rows may be behind the watermark of the node, in milliseconds."""
+    """How far any time column of the node's rows may be behind the watermark of the node, in milliseconds.
+
+    A step that declares no time columns may pass those of its input on.
+    """
     match node:
         case SourceNode():
             return 0
-        case StatefulNode(_, operator) | OutputNode(StatefulNode(_, operator)):
-            return max(operator.time_columns.values(), default=0)
-        case TransformNode() | UnionNode():
+        case StatefulNode(_, operator) if operator.time_columns:
+            return max(operator.time_columns.values())
+        case _:
             return max(map(greatest_lag, _parents(node)))
 
 

@@ -972,6 +972,9 @@ class Catching(Base):
         self.value = handle.getValueState("value", VALUE)
         self.list = handle.getListState("list", VALUE)
         self.map = handle.getMapState("map", VALUE, VALUE)
+        for use in (self.value.get, self.list.exists, self.map.exists):  # there is no key yet
+            with pytest.raises(PySparkRuntimeError):
+                use()
         for name, ttl in (("value", None), ("ttl", 5), (" ", None)):
             with pytest.raises(PySparkRuntimeError):
                 handle.getValueState(name, VALUE, ttl)

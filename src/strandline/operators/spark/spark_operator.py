@@ -23,6 +23,7 @@ from strandline.operators.process.output_rows import Writer
 from strandline.operators.process.process_context import ProcessContext
 from strandline.operators.process.process_operator import ProcessOperator, ProcessorMethods
 from strandline.operators.process.process_subtask import ProcessSubtask
+from strandline.operators.spark.errors import SparkCallError
 from strandline.operators.spark.frames import FrameReader, FrameWriter, pandas_key
 from strandline.operators.spark.handle import SparkHandle
 from strandline.operators.spark.rows import SparkRowReader, SparkRowWriter
@@ -174,6 +175,7 @@ class _Adapter(KeyedProcessor):
         """Find the states that `init` declares. As in Spark's driver, a copy is initialised and closed again."""
         self._pickled: bytes = cloudpickle.dumps(self.original)  # type: ignore[no-untyped-call]  # PySpark's own
         self.handle = SparkHandle(context, self._time_mode)
+        context._scope.error_class = SparkCallError
         key = StructType([self._struct[name] for name in self._key_columns])
         self._key_row, self._key_values = row_factory(key), giver(key)
         self._given_key = (

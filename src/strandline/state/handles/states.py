@@ -25,10 +25,12 @@ class KeyScope:
     from key to key. While no key is current, `index` is -1 and the handles refuse access.
     """
 
-    __slots__ = ("_handles", "batch_id", "changes", "index", "keys", "now_ms", "unflushed", "values")
+    __slots__ = ("_handles", "batch_id", "changes", "error_class", "index", "keys", "now_ms", "unflushed", "values")
 
     def __init__(self) -> None:
         self.index = -1
+        self.error_class: type[StrandlineError] = StrandlineError
+        """The class of the error for a handle that is used while no key is current."""
         self.changes: ChangeSet | None = None
         self.batch_id = 0
         self.now_ms = 0
@@ -89,16 +91,15 @@ class KeyScope:
     def writable(self, descriptor: StateDescriptor) -> ChangeSet:
         """The change set. Raises `StrandlineError` if no key is current."""
         if self.changes is None or self.index < 0:
-            raise outside_of_key(descriptor)
+            raise self.outside_of_key(descriptor)
         return self.changes
 
-
-def outside_of_key(descriptor: StateDescriptor) -> StrandlineError:
-    """The error of a handle that is used while no key is current."""
-    return StrandlineError(
-        f"state {descriptor.name!r} was used outside of process(): a state belongs to the key that is being processed; "
-        "do not use it in open(), in close() or after the batch"
-    )
+    def outside_of_key(self, descriptor: StateDescriptor) -> StrandlineError:
+        """The error of a state that is used while no key is current."""
+        return self.error_class(
+            f"state {descriptor.name!r} was used outside of process(): a state belongs to the key that is being "
+            "processed; do not use it in open(), in close() or after the batch"
+        )
 
 
 class ValueState:
@@ -125,7 +126,7 @@ class ValueState:
         """The key's value: a tuple, or the plain value if the state has one column; None if there is no value."""
         at = self._scope.index
         if at < 0:
-            raise outside_of_key(self.descriptor)
+            raise self._scope.outside_of_key(self.descriptor)
         data = self._known[self._keys[at]]
         return None if data is None else self._decode(data)
 
@@ -133,7 +134,7 @@ class ValueState:
         """Set the key's value; None clears it. Raises `SchemaError`, and changes nothing, if the value does not fit."""
         scope = self._scope
         if scope.index < 0 or scope.changes is None:
-            raise outside_of_key(self.descriptor)
+            raise self._scope.outside_of_key(self.descriptor)
         data = None if value is None else self._encode(value)
         key = self._keys[scope.index]
         self._known[key] = data
@@ -147,7 +148,7 @@ class ValueState:
         """Whether the key has a value."""
         at = self._scope.index
         if at < 0:
-            raise outside_of_key(self.descriptor)
+            raise self._scope.outside_of_key(self.descriptor)
         return self._known[self._keys[at]] is not None
 
     def _begin(self) -> None:
@@ -180,7 +181,7 @@ class _Entries:
     def _prefix(self) -> bytes:
         at = self._scope.index
         if at < 0:
-            raise outside_of_key(self.descriptor)
+            raise self._scope.outside_of_key(self.descriptor)
         if self._keys is None:
             self._keys = self._scope.stored_keys(self.descriptor.name)
         return self._keys[at]
@@ -239,13 +240,13 @@ class ListState(_Entries):
     def append_value(self, value: Any) -> None:
         """Add one value at the end."""
         if self._scope.index < 0:
-            raise outside_of_key(self.descriptor)
+            raise self._scope.outside_of_key(self.descriptor)
         self._hold(self._codec.encode(value))
 
     def append(self, values: Iterable[Any]) -> None:
         """Add several values at the end. If one does not fit, none is added."""
         if self._scope.index < 0:
-            raise outside_of_key(self.descriptor)
+            raise self._scope.outside_of_key(self.descriptor)
         for data in [self._codec.encode(value) for value in values]:
             self._hold(data)
 

@@ -141,13 +141,13 @@ class Timers:
     def _changes(self) -> ChangeSet:
         changes = self._scope.changes
         if changes is None:
-            raise _outside_of_key()
+            raise _outside_of_key(self._scope)
         return changes
 
     def _prefix(self) -> bytes:
         scope = self._scope
         if scope.index < 0:
-            raise _outside_of_key()
+            raise _outside_of_key(self._scope)
         if self._keys is not scope.keys:
             self._keys = scope.keys
             self._prefixes = scope.stored_keys(TIMES)
@@ -343,8 +343,8 @@ def _unstored(stored: bytes) -> Timer:
     return stored[_TIMERS_AT:time_end] + stored[:_GROUP] + stored[time_end:]
 
 
-def _outside_of_key() -> StrandlineError:
-    return StrandlineError(
+def _outside_of_key(scope: KeyScope) -> StrandlineError:
+    return scope.error_class(
         "a timer was used outside of process() and on_timer(): it belongs to the key that is being processed; "
         "do not use it in open(), in close() or after the batch"
     )

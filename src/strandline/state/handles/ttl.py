@@ -14,7 +14,7 @@ from strandline.errors import JobDefinitionError
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import state_prefix
 from strandline.state.descriptors import StateDescriptor
-from strandline.state.handles.states import KeyScope, ListState, MapState, ValueState, outside_of_key
+from strandline.state.handles.states import KeyScope, ListState, MapState, ValueState
 from strandline.state.key_ranges import prefix_end
 
 TtlUpdate = Literal["write", "read_and_write"]
@@ -103,7 +103,7 @@ class ExpiringValueState(ValueState):
 
     def update(self, value: Any) -> None:
         if self._scope.index < 0:
-            raise outside_of_key(self.descriptor)
+            raise self._scope.outside_of_key(self.descriptor)
         self._put(None if value is None else self.expiry.stamp + self._encode(value))
 
     def exists(self) -> bool:
@@ -113,7 +113,7 @@ class ExpiringValueState(ValueState):
     def _living(self) -> bytes | None:
         at = self._scope.index
         if at < 0:
-            raise outside_of_key(self.descriptor)
+            raise self._scope.outside_of_key(self.descriptor)
         data = self._known[self._keys[at]]
         return None if data is None or data[:STAMP_BYTES] <= self.expiry.now else data
 

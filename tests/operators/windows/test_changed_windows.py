@@ -29,7 +29,7 @@ from tests.operators.windows.window_models import (
     pane_specs,
     timed_rows,
 )
-from tests.operators.windows.window_slot import SUBTASK, WindowSlot
+from tests.operators.windows.window_slot import SUBTASK, WindowSlot, at
 
 LATENESS = st.sampled_from([0, 0, 15, 100, 300])
 NAMES = list(AGGREGATES)
@@ -42,7 +42,10 @@ def window(spec: Any, lateness: int = 0, emit: Any = "close", names: list[str] =
 class Followed:
     """A window and its model, over the same batches."""
 
-    def __init__(self, data: st.DataObject, operator: WindowOperator, names: list[str], spill: Path) -> None:
+    def __init__(
+        self, data: st.DataObject, operator: WindowOperator, names: list[str], spill: Path, span: int = 300
+    ) -> None:
+        self.span = span
         self.data = data
         self.names = names
         self.history: list[tuple[int, Row]] = []
@@ -59,8 +62,8 @@ class Followed:
 
     def run(self, batches: int) -> None:
         for _ in range(batches):
-            rows = self.data.draw(timed_rows(self.base))
-            ahead = self.data.draw(st.none() | st.integers(0, 120))
+            rows = self.data.draw(timed_rows(self.base, self.span, self.span < 300))
+            ahead = self.data.draw(st.none() | st.integers(0, self.span // 3))
             before = self.slot.watermark
             self._run(rows, before if ahead is None else (self.base if before is None else before) + ahead)
 
@@ -197,6 +200,32 @@ def test_windows_of_merged_panes_are_refused_or_exactly_right(
     if changed(followed, window(new, data.draw(st.sampled_from([0, 0, 0, 15])), data.draw(MOSTLY_AT_CLOSE)), NAMES):
         followed.run(data.draw(st.integers(1, 4)))
     followed.finish()
+
+
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), gap=st.sampled_from([10, 20, 40]), lateness=st.sampled_from([0, 20, 60, 100]))
+def test_changed_sessions_of_a_busy_key_are_refused_or_exactly_right(
+    tmp_path: Path, data: st.DataObject, gap: int, lateness: int
+) -> None:
+    followed = Followed(data, window(SessionWindow(gap), lateness, data.draw(EMITS)), NAMES, tmp_path, span=150)
+    followed.run(data.draw(st.integers(1, 4)))
+    new = window(SessionWindow(gap), data.draw(st.sampled_from([0, 5, 20, 60])), data.draw(EMITS))
+    if changed(followed, new, NAMES):
+        followed.run(data.draw(st.integers(1, 4)))
+    followed.finish()
+
+
+def test_a_session_that_a_shorter_lateness_ends_gets_no_more_rows(tmp_path: Path) -> None:
+    slot = WindowSlot(window(SessionWindow(10), 60, names=["n"]), tmp_path)
+    assert len(slot.run([("u", at(85), 0, 1, "y")], 100)) == 1
+    shorter = window(SessionWindow(10), 0, names=["n"])
+    carry_over(slot.operator, shorter, slot.backend, range(12, 16))
+    shorter.open(SUBTASK)
+    slot.operator = shorter
+    assert slot.run([("u", at(91), 0, 1, "y")], 100) == []
+    (row,) = slot.run([], 200)
+    assert (millis(row[2]), millis(row[3]), row[5]) == (91, 101, 1)
+    assert slot.entries() == 0
 
 
 def changed(followed: Followed, new: WindowOperator, names: list[str]) -> bool:

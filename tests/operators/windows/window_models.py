@@ -154,12 +154,12 @@ def pane_specs(draw: st.DrawFn) -> SlidingWindow:
     return SlidingWindow(size * 10, slide * 10, draw(st.sampled_from([0, 0, 3])))
 
 
-def timed_rows(base: int) -> st.SearchStrategy[list[Row]]:
-    """Rows of `INPUT`, some of them without a time, the others within 300 ms after `base`."""
+def timed_rows(base: int, span: int = 300, one_key: bool = False) -> st.SearchStrategy[list[Row]]:
+    """Rows of `INPUT`, some of them without a time, the others within `span` ms after `base`."""
     row = st.tuples(
-        st.none() | st.sampled_from("uv"),
-        st.none() | st.integers(0, 300).map(lambda ms: at(base + ms)),
-        st.none() | st.integers(0, 1),
+        st.just("u") if one_key else st.none() | st.sampled_from("uv"),
+        st.none() | st.integers(0, span).map(lambda ms: at(base + ms)),
+        st.just(0) if one_key else st.none() | st.integers(0, 1),
         st.none() | st.integers(-5, 5),
         st.none() | st.text("xyz\0", max_size=2),
     )

@@ -75,8 +75,9 @@ def test_rows_stay_hidden_until_a_checkpoint_covers_them(place: Place, runs: lis
     wait_until(lambda: run.figures().batches == 1, what="the first batch")
     assert place.rows() == []
     with duckdb.connect() as database:
-        found = database.execute(f"select count(*) from glob('{place.output}/**/*.parquet')").fetchall()
+        found = database.execute(f"select count(*) from read_parquet('{place.output}/**/*.parquet')").fetchall()
     assert found == [(0,)]
+    assert [file.name for file in place.output.glob("**/*.parquet")] == ["empty-visits.parquet"]
     assert run.trigger_checkpoint().status == "completed"
     assert place.rows() == running_sums(BATCHES[:1])
 

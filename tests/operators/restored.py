@@ -14,7 +14,8 @@ from strandline.state.backends.base import StateBackend
 def changes_between(before: Operator, now: Operator, allow: bool = False) -> StateChanges:
     """What the driver finds out before it takes a job over; raises `IncompatibleCheckpointError` if it refuses."""
     step = msgspec.msgpack.decode(msgspec.msgpack.encode(before.describe()), type=StepDescription)
-    described = tuple(msgspec.to_builtins(state) for state in before.check())
+    # An operator that user code has opened knows its states; it cannot be opened once more.
+    described = tuple(msgspec.to_builtins(state) for state in before.states() or before.check())
     state = SubtaskState(before.uid, 0, 0, 128, "heap", False, (), described)
     return check_step(now, now.check(), step, state, allow)
 

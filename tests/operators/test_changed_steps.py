@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructField, StructType
 
@@ -376,3 +377,80 @@ def test_joins_that_need_what_nobody_noted_are_refused(before: Any, now: Any, te
     with pytest.raises(IncompatibleCheckpointError) as caught:
         changes_between(join(*before), join(*now))
     assert text in str(caught.value)
+
+
+# --- states of user code -----------------------------------------------------------------------------
+
+
+class First(KeyedProcessor):
+    columns = "n int, s float, gone string"
+    first = (0, 0.0, "x")
+
+    def open(self, context: Any) -> None:
+        self.total = context.value_state("total", self.columns)
+        self.all = context.list_state("all", self.columns)
+        self.by_x = context.map_state("by_x", "x long", self.columns)
+
+    def process(self, key: Any, rows: Any, context: Any) -> Any:
+        for row in rows:
+            self.total.update(self.added(self.total.get() or self.first, row.x))
+            self.all.append_value(self.total.get())
+            self.by_x.put(row.x, self.total.get())
+        yield (repr((self.total.get(), list(self.all.get()), sorted(self.by_x.items()))),)
+
+    def added(self, total: Any, x: int) -> Any:
+        return (total[0] + 1, total[1] + x, total[2])
+
+
+class Second(First):
+    columns = "s double, more array<int>, n long"
+    first = (0.0, None, 0)
+
+    def added(self, total: Any, x: int) -> Any:
+        return (total[0] + x, [*(total[1] or []), x], total[2] + 1)
+
+
+class FirstOfSpark(StatefulProcessor):
+    """The same, as it is written for Spark."""
+
+    code: type[First] = First
+
+    def init(self, handle: Any) -> None:
+        self.total = handle.getValueState("total", self.code.columns)
+        self.all = handle.getListState("all", self.code.columns)
+        self.by_x = handle.getMapState("by_x", "x long", self.code.columns)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        for row in rows:
+            self.total.update(self.code().added(self.total.get() or self.code.first, row.x))
+            self.all.appendValue(self.total.get())
+            self.by_x.updateValue((row.x,), self.total.get())
+        pairs = sorted((x, value) for (x,), value in self.by_x.iterator())
+        yield Row(value=repr((self.total.get(), list(self.all.get()), pairs)))
+
+    def close(self) -> None: ...
+
+
+class SecondOfSpark(FirstOfSpark):
+    code = Second
+
+
+def user_code(flavour: str, second: bool) -> Operator:
+    struct, output = parse_schema("k string, x long"), parse_schema("value string")
+    if flavour == "process":
+        return ProcessOperator("s", Second() if second else First(), ["k"], struct, output)
+    processor = SecondOfSpark() if second else FirstOfSpark()
+    return SparkProcessorOperator("s", processor, ["k"], struct, output, rows="row")
+
+
+@pytest.mark.parametrize("before", ["process", "spark"])
+@pytest.mark.parametrize("now", ["process", "spark"])
+def test_a_processor_reads_what_an_earlier_one_stored(tmp_path: Path, before: str, now: str) -> None:
+    """Columns went, came, changed places and became wider, in a value, a list and a map."""
+    slot = ClockedSlot(user_code(before, second=False), tmp_path)
+    slot.at([("a", 2), ("a", 3)])
+    new = user_code(now, second=True)
+    carry_over(slot.operator, new, slot.backend, GROUPS)
+    go_on(slot, new)
+    one, two, three = (2.0, None, 1), (5.0, None, 2), (9.0, [4], 3)
+    assert slot.at([("a", 4)]) == [(repr((three, [one, two, three], [(2, one), (3, two), (4, three)])),)]

@@ -72,8 +72,13 @@ def check_step(
     rewrites: tuple[Rewrite, ...] = ()
     if step is not None:
         change = StepChange(step, operator.describe(), stored)
-        if change.same_kind:
-            rewrites = operator.carry_over(change)
+        try:
+            rewrites = operator.carry_over(change) if change.same_kind else ()
+        except RecursionError as error:
+            raise IncompatibleCheckpointError(
+                f"operator {operator.uid}: the checkpoint describes types that are nested too deeply. Restore from "
+                "another checkpoint."
+            ) from error
         change.check()
     deleted, rewritten = operator.deleted_states, {name for one in rewrites for name in one.states}
     by_states = state_changes(

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -371,8 +371,11 @@ class _Candidates:
         )
         steps = {step.operator: step for step in metadata.steps}
         for operator in wanted.operators:
+            described: list[tuple[dict[str, Any], ...]] = []
             for state in metadata.subtasks:
-                if state.operator == operator.uid:
+                # All subtasks of a checkpoint describe their states in the same way, unless it is crafted.
+                if state.operator == operator.uid and state.states not in described:
+                    described.append(state.states)
                     check_step(
                         operator, self._declared(operator), steps.get(operator.uid), state, wanted.allow_non_restored
                     )

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import strandline as sl
@@ -200,3 +201,79 @@ def test_a_changed_job_goes_on_with_what_it_still_has(
     assert place.rows(place.out("added")) == counts(ROWS[3:], {})
     assert place.rows(place.out("seeded")) == counts(ROWS[3:], {"user1": 100, "user2": 200})
     check_storage(place)
+
+
+class Steps(Place):
+    """A job with every kind of vectorised step, by event time: x is a number of seconds."""
+
+    def out(self, name: str) -> Path:
+        return self.root / f"out-{name}"
+
+    def steps(
+        self,
+        key: str = "user",
+        spec: sl.WindowSpec | None = None,
+        aggregates: dict[str, Any] | None = None,
+        within: str = "20s",
+        how: Any = "left",
+    ) -> sl.Job:
+        job = self.job(checkpoint_interval="1h")
+        frame = self.source().withColumn("ts", F.timestamp_seconds("x")).withColumn("place", F.upper("user"))
+        rows = job.source(frame, event_time="ts", watermark_delay="0s")
+        keyed = rows.key_by(key)
+        windows = keyed.window(spec or sl.sliding("10s", "5s"))
+        made = windows.aggregate(**(aggregates or {"top": sl.max("x"), "n": sl.count()}), uid="windows")
+        made.sink(sl.ParquetSink(str(self.out("windows"))))
+        keyed.deduplicate(within=within, uid="first").sink(sl.ParquetSink(str(self.out("first"))))
+        right = rows.transform(later).key_by("y" if key == "x" else "other")
+        joined = keyed.join(right, how, within=("1s", "3s"), uid="pairs")
+        joined.sink(sl.ParquetSink(str(self.out("pairs"))))
+        return job
+
+    def shown(self, name: str, *columns: str) -> list[tuple[Any, ...]]:
+        rows = self.spark.read.parquet(str(self.out(name))).select(*columns).collect()
+        return sorted(map(tuple, rows), key=repr)
+
+
+def later(frame: DataFrame) -> DataFrame:
+    return frame.select(F.col("user").alias("other"), F.col("ts").alias("then"), F.col("x").alias("y"))
+
+
+def test_changed_steps_are_refused_or_carried_over(tmp_path: Path, spark: Any, runs: list[sl.JobRun]) -> None:
+    place = Steps(tmp_path, spark)
+    run = place.steps().start()
+    runs.append(run)
+    feed(place, run, [[("a", 1), ("b", 2), ("a", 3)], [("a", 7), ("b", 12)]])
+    run.stop()
+
+    # The watermark is at 12. What the state does not hold any more is refused, and nothing is touched.
+    folders = (place.checkpoints, *map(place.out, ("windows", "first", "pairs")))
+    before = {str(path): path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*")}
+    refused = [
+        (place.steps(key="place"), ["operator windows", "the key: user string before, place string now"]),
+        (place.steps(key="x"), ["operator windows", "the key: user string before, x bigint now"]),
+        (place.steps(spec=sl.sliding("20s", "5s")), ["the size: 10 s before, 20 s now"]),
+        (place.steps(spec=sl.tumbling("2s")), ["the size: 10 s before, 2 s now"]),
+        (place.steps(spec=sl.session("10s")), ["the kind of step: window before, session now"]),
+        (place.steps(aggregates={"n": sl.count(), "s": sl.sum("x")}), ["sum:x has not seen the rows until now"]),
+        (place.steps(how="full"), ["operator pairs", "the how: left before, full now"]),
+    ]
+    for job, texts in refused:
+        with pytest.raises(IncompatibleCheckpointError) as caught:
+            job.start(allow_non_restored_state=True)
+        assert all(text in str(caught.value) for text in [*texts, "another uid"]), caught.value
+    after = {str(path): path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*")}
+    assert after == before
+
+    run = place.steps(spec=sl.tumbling("10s"), aggregates={"n": sl.count()}, within="1h", how="inner").start()
+    runs.append(run)
+    feed(place, run, [[("a", 14), ("b", 15), ("a", 19)], [("c", 60)]])
+    run.stop()
+    starts = place.shown("windows", "user", F.unix_timestamp("window_start").alias("start"), "n")  # type: ignore[arg-type]
+    old = [("a", -5, 2), ("a", 0, 3), ("b", -5, 1), ("b", 0, 1)]
+    assert starts == sorted([*old, ("a", 10, 2), ("b", 10, 2)], key=repr)
+    assert place.shown("first", "user", "x") == [("a", 1), ("b", 2), ("c", 60)]
+    # Rows without a partner came out before the change only: those of 7 and 12 had three seconds to find one.
+    assert place.shown("pairs", "user", "x", "y") == sorted(
+        [("a", 1, 3), ("a", 3, None), ("a", 7, None), ("b", 2, None), ("b", 12, 15)], key=repr
+    )

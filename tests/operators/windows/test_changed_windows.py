@@ -62,7 +62,7 @@ class Followed:
 
     def run(self, batches: int) -> None:
         for _ in range(batches):
-            rows = self.data.draw(timed_rows(self.base, self.span, self.span < 300))
+            rows = self.data.draw(timed_rows(self.base, self.span, self.span < 300) | st.just([]))
             ahead = self.data.draw(st.none() | st.integers(0, self.span // 3))
             before = self.slot.watermark
             self._run(rows, before if ahead is None else (self.base if before is None else before) + ahead)

@@ -294,6 +294,10 @@ def test_what_needs_event_time_says_so_when_the_job_is_built(clicks: Clicks) -> 
         job.source(clicks.source(), event_time="tss", watermark_delay="1s")
     with pytest.raises(JobDefinitionError, match="has a watermark on 'ts' already"):
         job.source(clicks.source().withWatermark("ts", "1 second"), event_time="ts", watermark_delay="1s")
+    with pytest.raises(JobDefinitionError, match="the source has no event time, so nobody waits for it"):
+        job.source(clicks.source(), idle_after="30s")
+    with pytest.raises(JobDefinitionError, match="idle_after='soon' is no duration"):
+        job.source(clicks.source(), event_time="ts", watermark_delay="1s", idle_after="soon")
     with pytest.raises(JobDefinitionError, match="time_mode='wall'; it must be none, processing or event"):
         plain.process(Idle(), "user string, after boolean", time_mode="wall")
     timed = job.source(clicks.source(), event_time="ts", watermark_delay="1s")

@@ -20,6 +20,7 @@ from strandline.checkpoint.stats import CheckpointHistory, RestoredCheckpoint
 from strandline.config import Config
 from strandline.errors import DamagedFileError, StrandlineError
 from strandline.operators.base import Operator
+from strandline.pyspark_releases import needs_available_now_wrapper
 from strandline.runtime.driver.batches import BatchFunction, Outlets
 from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs
 from strandline.runtime.driver.checkpointing import Checkpoints
@@ -30,9 +31,9 @@ from strandline.runtime.driver.deployment import Deployment, RestorePoint
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.event_times import read_observed
 from strandline.runtime.driver.generation import Generation
-from strandline.runtime.driver.plan import Graph, Wiring
+from strandline.runtime.driver.plan import Graph, Wiring, all_support_available_now
 from strandline.runtime.driver.progress import RunProgress, Shape
-from strandline.runtime.driver.query_settings import query_settings
+from strandline.runtime.driver.query_settings import AVAILABLE_NOW_WRAPPER, query_settings
 from strandline.runtime.driver.recoveries import Began, Recovery, slot_recovery
 from strandline.runtime.driver.restore.empty_output import make_readable
 from strandline.runtime.driver.restore.position import capture, seed
@@ -322,9 +323,10 @@ class _Opening:
             self._uids,
         )
         writer = self._writer(planned, batch_function)
+        wrapper = run.available_now and needs_available_now_wrapper() and all_support_available_now(planned.rows)
 
         def start_query() -> StreamingQuery:
-            with query_settings(run.spark):
+            with query_settings(run.spark, AVAILABLE_NOW_WRAPPER if wrapper else {}):
                 return writer.start()
 
         checkpoints.start()

@@ -20,7 +20,7 @@ from strandline.operators.columns.names import quoted
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.columns.time_columns import in_all
 from strandline.runtime.driver.batches import Outlets
-from strandline.runtime.driver.tick_source import tick_rows
+from strandline.runtime.driver.tick_source import TICK_SOURCE, tick_rows
 from strandline.runtime.driver.watermarks import Lags, SourceTime, WatermarkPlan, behind, merged
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.side_outputs import output_struct, selected
@@ -135,21 +135,23 @@ class Graph:
         for node, _function in functions:
             if not any(node is known for known in streams):
                 streams.append(node)
+        # A user's function may read only some of its rows. Rows that go through a step are read completely. A source
+        # that is read at several places shows the times of the last of them; see `event_times`.
+        streams.sort(key=_is_stateful)
         branches = [_frame(node, wiring, frames) for node in streams]
         manifest = reduce(lambda a, b: a.unionByName(b), manifests) if manifests else None
         if manifest is not None and not branches:
             return manifest, Outlets(lambda rows: rows, ())
         if manifest is None and len(branches) == 1:
             return branches[0], Outlets(None, tuple((lambda rows: rows, function) for _node, function in functions))
-        first = 1 if manifest is not None else 0
         outlets = Outlets(
-            _branch(0) if manifest is not None else None,
+            _branch(len(branches)) if manifest is not None else None,
             tuple(
-                (_branch(first + next(i for i, known in enumerate(streams) if known is node)), function)
+                (_branch(next(i for i, known in enumerate(streams) if known is node)), function)
                 for node, function in functions
             ),
         )
-        return _tagged_union([manifest, *branches] if manifest is not None else branches), outlets
+        return _tagged_union([*branches, manifest] if manifest is not None else branches), outlets
 
     def written_columns(self) -> dict[str, pa.Schema]:
         """The columns of the files of every `ParquetSink`, by the sink's path."""
@@ -275,6 +277,11 @@ def _lags(node: Node, numbers: Mapping[int, int]) -> Lags:
             return merged(behind(_lags(stream, numbers), lag) for stream, lag in reads)
         case _:
             return merged(_lags(parent, numbers) for parent in _parents(node))
+
+
+def _is_stateful(node: Node) -> bool:
+    """Whether the rows of the node come out of a step."""
+    return isinstance(node, StatefulNode) or any(map(_is_stateful, _parents(node)))
 
 
 def has_watermark(node: Node) -> bool:
@@ -427,6 +434,15 @@ def _streams(frame: DataFrame) -> list[Any]:
     """The streams that a plan reads, as objects of the JVM, in the order of the plan."""
     leaves = _analyzed_plan(frame).collectLeaves()
     return [leaf for number in range(leaves.size()) if (leaf := leaves.apply(number)).isStreaming()]
+
+
+def all_support_available_now(frame: DataFrame) -> bool:
+    """Whether Spark can read all streams of a plan up to what they hold now in several batches. Others may be able."""
+    return all(
+        (leaf.nodeName() == "StreamingRelation" and str(leaf.sourceName()).startswith("FileSource"))
+        or (leaf.nodeName() == "StreamingRelationV2" and str(leaf.sourceName()) in ("kafka", TICK_SOURCE))
+        for leaf in _streams(frame)
+    )
 
 
 def source_problems(frame: DataFrame) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,15 +25,21 @@ QUERY_SETTINGS = {
 }
 
 
+AVAILABLE_NOW_WRAPPER = {"spark.sql.streaming.triggerAvailableNowWrapper.enabled": "true"}
+"""With this, Spark reads also a source without support for `Trigger.AvailableNow` in several batches. Spark warns of
+it, because it may read some sources wrongly, so it must not be set for such a source of the user."""
+
+
 @contextlib.contextmanager
-def query_settings(spark: SparkSession) -> Iterator[None]:
-    """Sets what our query needs, and then restores the session's own settings.
+def query_settings(spark: SparkSession, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Sets what our query needs, and `more`, and then restores the session's own settings.
 
     A query copies the settings of its session when it starts, so it keeps them.
     """
-    before = {name: spark.conf.get(name, None) for name in QUERY_SETTINGS}
+    settings = {**QUERY_SETTINGS, **more}
+    before = {name: spark.conf.get(name, None) for name in settings}
     try:
-        for name, value in QUERY_SETTINGS.items():
+        for name, value in settings.items():
             spark.conf.set(name, value)
         yield
     finally:

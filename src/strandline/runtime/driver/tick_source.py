@@ -22,6 +22,9 @@ else:
     _AvailableNow = trigger_available_now()
 
 
+TICK_SOURCE = "strandline-tick"
+
+
 def tick_rows(spark: SparkSession, ticks: Path, schema: StructType) -> DataFrame:
     """A stream with the given schema and no rows. Spark runs a batch whenever the number in file `ticks` changes."""
     from pyspark.sql import functions as F
@@ -36,7 +39,7 @@ class TickSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        return "strandline-tick"
+        return TICK_SOURCE
 
     def schema(self) -> str:
         return "tick long"

@@ -65,7 +65,8 @@ def test_figures_of_subtasks_are_bounded_too() -> None:
 def test_the_end_of_every_checkpoint_is_told_once() -> None:
     told: list[tuple[int, str]] = []
     history = CheckpointHistory(on_end=lambda one: told.append((one.id, one.status)))
-    for id, status in ((1, "in_progress"), (2, "in_progress"), (1, "completed"), (2, "failed")):
+    ends: list[tuple[int, Status]] = [(1, "in_progress"), (2, "in_progress"), (1, "completed"), (2, "failed")]
+    for id, status in ends:
         history.record(stats(id, status))
     assert told == [(1, "completed"), (2, "failed")]
 

@@ -10,6 +10,7 @@ import pydoc
 import traceback
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -426,8 +427,9 @@ def test_a_wrong_value_is_reported_under_the_key_that_was_written() -> None:
 def test_an_option_in_sparks_words_is_told_ours(word: str, ours: str) -> None:
     with pytest.raises(UnknownOptionError, match=rf"unknown option '{word}'; here it is '{ours}'$"):
         Config.from_mapping({word: "ckpt"})
+    option: dict[str, Any] = {word: "ckpt"}
     with pytest.raises(UnknownOptionError, match=rf"here it is '{ours}'$"):
-        Config(**{word: "ckpt"})
+        Config(**option)
 
 
 def test_an_unknown_flink_key_names_the_nearest() -> None:

@@ -384,7 +384,7 @@ def test_joins_that_need_what_nobody_noted_are_refused(before: Any, now: Any, te
 
 class First(KeyedProcessor):
     columns = "n int, s float, gone string"
-    first = (0, 0.0, "x")
+    first: tuple[Any, ...] = (0, 0.0, "x")
 
     def open(self, context: Any) -> None:
         self.total = context.value_state("total", self.columns)

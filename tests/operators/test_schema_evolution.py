@@ -294,7 +294,7 @@ def encoded(kind: str, schema: StructType, rows: list[Any], ttl: int | None) -> 
     return data if ttl is None else stamp_of(77) + data
 
 
-def _arrow(item: Any, kind: DataType) -> Any:
+def _arrow(item: Any, kind: Any) -> Any:
     """A struct as Arrow takes it."""
     return dict(zip(kind.names, item, strict=True)) if isinstance(item, tuple) else item
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from strandline.errors import IncompatibleCheckpointError
 from strandline.operators.windows.specs import SessionWindow, SlidingWindow
 from strandline.operators.windows.window_operator import WindowOperator
+from strandline.operators.windows.window_state import Emit
 from strandline.state.backends.factory import BACKENDS, open_backend
 from tests.examples import examples
 from tests.operators.restored import carry_over, changes_between
@@ -145,7 +146,7 @@ def changed_specs(draw: st.DrawFn, old: Any) -> Any:
     return draw(st.sampled_from([near, near, near, SessionWindow(20)]) | pane_specs())
 
 
-EMITS = st.sampled_from(["close", "update"])
+EMITS: st.SearchStrategy[Emit] = st.sampled_from(["close", "update"])
 MOSTLY_AT_CLOSE = st.sampled_from(["close", "close", "close", "update"])
 
 

@@ -162,7 +162,7 @@ def changed_windows(draw: st.DrawFn, old: WindowOperator) -> tuple[WindowOperato
         elif what == "lateness":
             lateness = draw(LATENESS)
         elif what == "emit":
-            emit = draw(EMITS)
+            emit = "update" if old.emit == "close" else "close"
         else:
             names = draw(st.permutations(names if what == "fewer" else NAMES))
             names = names[: draw(st.integers(1, len(names)))]

@@ -296,7 +296,9 @@ def encoded(kind: str, schema: StructType, rows: list[Any], ttl: int | None) -> 
 
 def _arrow(item: Any, kind: Any) -> Any:
     """A struct as Arrow takes it."""
-    return dict(zip(kind.names, item, strict=True)) if isinstance(item, tuple) else item
+    if not isinstance(kind, StructType) or item is None:
+        return item
+    return dict(zip(kind.fieldNames(), item, strict=True))
 
 
 def decoded(kind: str, schema: StructType, data: bytes, ttl: int | None) -> list[Any]:

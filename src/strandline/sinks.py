@@ -22,8 +22,8 @@ class ParquetSink:
     """
 
     path: str
-    """A local folder, or a URL of an object store: `s3://`, `gs://` or `az://`. The folder must be empty or hold
-    earlier output of this job, and no other job may write there; else `Job.start` raises `DirectoryNotOursError`."""
+    """A local folder, or a URL: `s3://`, `gs://`, `az://` or `hdfs://`. The folder must be empty or hold earlier output
+    of this job, and no other job may write there; else `Job.start` raises `DirectoryNotOursError`."""
     compression: Literal["snappy", "zstd", "lz4", "gzip", "none"] = "snappy"
     """The compression inside the Parquet files."""
     version_columns: bool = False
@@ -41,9 +41,10 @@ class ParquetSink:
 class ForeachBatchSink:
     """Calls `function(rows, batch_id)` for every batch, so that any DataFrame writer can write the rows at least once.
 
-    A batch may come again. After a retry it has the same id and the same rows. After a restore it has a new id, and the
-    rows may be grouped into other batches. The function may evaluate `rows` once, several times, in part or not at all:
-    every evaluation gives the same rows, and the state advances once.
+    A batch may come again. If its first attempt failed, it has the same id, and the same rows as far as the job gives
+    the same output for the same rows in any order. After a restore it has a new id, and the rows may be grouped into
+    other batches. The function may evaluate `rows` once, several times, in part or not at all: every evaluation inside
+    one call gives the same rows, and the state advances once.
 
     If the function raises an exception, the restart strategy of the job decides, and the error is a `SinkError`. Some
     exceptions would come again and end the run at once: `PermissionError` as a `StorageRefusedError`; as a

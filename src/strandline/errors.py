@@ -115,7 +115,7 @@ class FencedError(CheckpointError):
 
 
 class JobFailedError(StrandlineError):
-    """The run has ended, so the call cannot be carried out."""
+    """The run has ended, or was asked to end meanwhile, so the call cannot be carried out."""
 
 
 class SlotLostError(StrandlineError):

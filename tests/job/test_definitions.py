@@ -174,6 +174,11 @@ def test_what_is_no_duration_is_named_with_an_example(call: Callable[[Any], Any]
         call(keyed())
 
 
+def test_tables_have_no_event_time_that_could_be_delayed() -> None:
+    with pytest.raises(JobDefinitionError, match=r"^operator 'process-0': with rows='arrow' there are no timers"):
+        keyed().process(lambda table, _context: table, OUTPUT, rows="arrow", output_delay="5s")
+
+
 def test_an_output_schema_that_cannot_be_read_names_the_step_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_ddl: str) -> None:
         raise ValueError(

@@ -17,7 +17,8 @@ from strandline.job.stream import Stream
 from strandline.operators.columns.declared import check_time_column
 from strandline.operators.columns.time_columns import time_columns, with_source_time
 from strandline.runtime.driver.event_times import observed, observed_watermarks
-from strandline.runtime.driver.plan import Graph, SourceNode, source_problems
+from strandline.runtime.driver.logical_plans import source_problems
+from strandline.runtime.driver.plan import Graph, SourceNode
 from strandline.runtime.driver.restore.takeover import ClaimMode, Restore
 from strandline.runtime.driver.run import Run
 from strandline.runtime.driver.watermarks import SourceTime

@@ -116,8 +116,10 @@ class KeyedStream:
         if initial_state is not None:
             self._refuse(uid, "initial_state is for Spark's StatefulProcessor")
         if rows == "arrow":
-            mode = read_time_mode(self._uid(uid, "process"), time_mode)
-            if mode != "none" or time is not None or late != "drop" or side_outputs or output_time is not None:
+            step = self._uid(uid, "process")
+            timed = read_time_mode(step, time_mode) != "none" or time is not None or output_time is not None
+            delay_ms = read_milliseconds(output_delay, f"operator {step!r}: output_delay")
+            if timed or delay_ms or late != "drop" or side_outputs:
                 self._refuse(
                     uid,
                     "with rows='arrow' there are no timers, event times, late rows or side outputs; use a "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from strandline.errors import JobDefinitionError
 from strandline.operators.columns.declared import check_key_type, check_time_column
 from strandline.operators.columns.time_columns import default_time_column, lag_of, time_columns
+from strandline.runtime.driver.logical_plans import source_problems
 from strandline.runtime.driver.plan import (
     Node,
     OutputNode,
@@ -19,7 +20,6 @@ from strandline.runtime.driver.plan import (
     greatest_lag,
     has_watermark,
     prototype,
-    source_problems,
 )
 from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
 from strandline.storage import is_local, open_storage

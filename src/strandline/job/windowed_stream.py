@@ -44,7 +44,8 @@ class WindowedStream:
         clicks.key_by("user").window(sl.tumbling("1m")).aggregate(n=sl.count(), total=sl.sum("amount"))
         ```
 
-        Raises `JobDefinitionError` if no source of the job has a watermark, because then no window would ever close.
+        Raises `JobDefinitionError` if there is no aggregate, if one does not fit the type of its column, or if no
+        source of the stream has event time, because then no window would ever close.
         """
         keyed = self._keyed
         uid = keyed._uid(uid, "window")

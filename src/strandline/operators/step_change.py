@@ -17,7 +17,7 @@ from strandline.errors import IncompatibleCheckpointError
 from strandline.state.descriptors import StateDescriptor
 
 _USER_CODE: Final = ("process", "spark", "arrow")
-"""These kinds of steps store states in the same way. What the states mean is the business of the user's code."""
+"""The user's code gives the states of these steps their meaning. So they may replace each other if their states fit."""
 
 _REMEDY: Final = (
     "Define the step as before. Or give the changed step another uid, so that it begins empty, and start with "

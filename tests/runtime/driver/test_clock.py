@@ -59,7 +59,7 @@ def test_each_step_follows_the_sources_that_it_reads(batches: Batches) -> None:
     assert batches.run(2000, 400, 300).steps == {"window": StepWatermarks(485, None)}
     assert batches.run(3000).steps == {"window": StepWatermarks(485, 485), "join": StepWatermarks(300, None)}
     assert batches.run(4000).steps == {"window": StepWatermarks(485, 485), "join": StepWatermarks(300, 300)}
-    assert batches.clock.watermarks == {"window": 485, "join": 300}
+    assert batches.clock.times.steps == {"window": 485, "join": 300}
 
 
 def test_a_batch_that_is_repeated_has_the_same_time(batches: Batches) -> None:

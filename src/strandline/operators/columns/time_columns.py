@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 EVENT_TIME: Final = "strandline.event_time"
 _DEFAULT: Final = "strandline.default_event_time"
 _UNFIT: Final = "strandline.no_event_time"
-_SPARK_WATERMARK: Final = "spark.watermarkDelayMs"
-"""Spark's own entry for the column of a `withWatermark`. It counts as a lag of 0."""
-_OWN: Final = (EVENT_TIME, _DEFAULT, _UNFIT, _SPARK_WATERMARK)
+SPARK_WATERMARK: Final = "spark.watermarkDelayMs"
+"""Spark's own entry for the column of a `withWatermark`: the delay in milliseconds. It counts as a lag of 0."""
+_OWN: Final = (EVENT_TIME, _DEFAULT, _UNFIT, SPARK_WATERMARK)
 
 
 def lag_of(field: StructField) -> int | None:
@@ -30,7 +30,7 @@ def lag_of(field: StructField) -> int | None:
     known = field.metadata.get(EVENT_TIME)
     if known is not None:
         return int(known)
-    return 0 if _SPARK_WATERMARK in field.metadata else None
+    return 0 if SPARK_WATERMARK in field.metadata else None
 
 
 def time_columns(schema: StructType) -> dict[str, int]:
@@ -117,7 +117,7 @@ def _metadata(
 
 
 def _is_default(field: StructField) -> bool:
-    return bool(field.metadata.get(_DEFAULT, _SPARK_WATERMARK in field.metadata))
+    return bool(field.metadata.get(_DEFAULT, SPARK_WATERMARK in field.metadata))
 
 
 def _entries(field: StructField) -> tuple[object, ...]:

@@ -305,7 +305,7 @@ class BatchFunction:
                 incarnation = self._cluster.incarnation(index)
                 self._protocol.slot_replaced(index, incarnation)
                 self._protocol.applied(index, incarnation, self.decided)
-            self._clock.forget()
+            self._clock.forget_timers()
             self._checkpoints.slots_replaced()
 
     def _replace_lost_slots(self, asked_to_end: Callable[[], bool]) -> set[int]:

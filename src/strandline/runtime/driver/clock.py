@@ -60,21 +60,12 @@ class Clock:
         """The times after the last committed batch, for its checkpoint."""
         return self._times
 
-    @property
-    def watermarks(self) -> dict[str, int]:
-        """The watermark of every step that has one, in the last committed batch."""
-        return dict(self._times.steps)
-
     def of(self, spark_batch: int) -> BatchTime:
         """The time of the batch after the last committed one, which is Spark's batch `spark_batch`."""
-        stamp = batch_timestamp(self._scratch, spark_batch)
         before = self._times.steps
         return BatchTime(
-            self._monotone(stamp),
-            {
-                uid: StepWatermarks(watermark, before.get(uid))
-                for uid, watermark in self._plan.watermarks(self._times, self._idle(self._times.processing_ms)).items()
-            },
+            self._monotone(batch_timestamp(self._scratch, spark_batch)),
+            {uid: StepWatermarks(watermark, before.get(uid)) for uid, watermark in self._upcoming().items()},
         )
 
     def now(self) -> int:
@@ -97,7 +88,7 @@ class Clock:
                 self._timers[uid] = min(due, self._timers.get(uid, due))
         self._unknown = self._tick_requested = False
 
-    def forget(self) -> None:
+    def forget_timers(self) -> None:
         """A slot was replaced, so its timers are not known before the next batch."""
         self._unknown = True
 
@@ -142,6 +133,7 @@ class Clock:
         )
 
     def _upcoming(self) -> dict[str, int]:
+        """The watermarks of the next batch."""
         return self._plan.watermarks(self._times, self._idle(self._times.processing_ms))
 
     def _idle(self, now: int) -> frozenset[int]:

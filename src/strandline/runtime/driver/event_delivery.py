@@ -14,7 +14,7 @@ from strandline.runtime.liveness.threads import BackgroundThread
 log = logging.getLogger(__name__)
 
 KEPT_EVENTS = 1000
-"""How many events wait for a slow listener. Further progress is dropped, the oldest first."""
+"""How many events wait for a slow listener. Beyond that, the oldest progress is dropped, or else the oldest event."""
 
 
 class EventDelivery:

@@ -5,7 +5,7 @@ move filters of later steps below such a node, so a row that a filter drops stil
 
 Private Spark API: `DataFrame.observe` is public, but it reports after the batch, in the query's progress. The batch
 function reads the values from the execution of the running batch, through `StreamingQuery._jsq`. To observe a
-`withWatermark` inside a user's DataFrame, the node is put into the logical plan, through `DataFrame._jdf`.
+`withWatermark` inside a user's DataFrame, the node is put into the logical plan; see `logical_plans`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from strandline.operators.columns.names import quoted
+from strandline.operators.columns.time_columns import SPARK_WATERMARK
+from strandline.runtime.driver.logical_plans import analyzed_plan
 from strandline.runtime.driver.watermarks import Seen, WatermarkPlan
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 QUERY_ID = "sql.streaming.queryId"
 """The local property with which Spark names the query of the running batch."""
 _WATERMARK_NODE = "EventTimeWatermark"
-_DELAY = "spark.watermarkDelayMs"
 
 
 def observed(frame: DataFrame, column: str, source: int, number: int = 0) -> DataFrame:
@@ -47,14 +48,14 @@ def observed_watermarks(frame: DataFrame, source: int) -> tuple[DataFrame, tuple
         before = [node.children().apply(number) for number in range(node.children().size())]
         children = list(map(rebuilt, before))
         if node.nodeName() == _WATERMARK_NODE:
-            marked = next(field for field in dataset(node).schema.fields if _DELAY in field.metadata)
-            children = [_analyzed(observed(dataset(children[0]), marked.name, source, len(delays)))]
-            delays.append(int(marked.metadata[_DELAY]))
+            marked = next(field for field in dataset(node).schema.fields if SPARK_WATERMARK in field.metadata)
+            children = [analyzed_plan(observed(dataset(children[0]), marked.name, source, len(delays)))]
+            delays.append(int(marked.metadata[SPARK_WATERMARK]))
         if all(new is old for new, old in zip(children, before, strict=True)):
             return node
         return node.withNewChildren(context._jvm.PythonUtils.toSeq(children))
 
-    plan = rebuilt(_analyzed(frame))
+    plan = rebuilt(analyzed_plan(frame))
     return (dataset(plan), tuple(delays)) if delays else (frame, ())
 
 
@@ -84,7 +85,3 @@ def _seen(metrics: list[Any]) -> Seen:
 
 def _name(source: int, number: int) -> str:
     return f"strandline.source.{source}.{number}"
-
-
-def _analyzed(frame: DataFrame) -> Any:
-    return frame._jdf.queryExecution().analyzed()

@@ -69,7 +69,7 @@ class Generation:
         self._reported = -1
         """The last batch, by Spark's number, that Spark's reports were read up to."""
         self._looking = threading.Lock()
-        """Held by whoever reads Spark's reports. Nobody takes another lock but that of the progress meanwhile."""
+        """Held by whoever reads Spark's reports. It takes only the locks of the progress and of listeners."""
         self._closed = threading.Event()
         self._figures = BackgroundThread("figures", self._take_figures, self._figures_failed)
         self._dead_thread: StrandlineError | None = None

@@ -31,7 +31,8 @@ from strandline.runtime.driver.deployment import Deployment, RestorePoint
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.event_times import read_observed
 from strandline.runtime.driver.generation import Generation
-from strandline.runtime.driver.plan import Graph, Wiring, all_support_available_now
+from strandline.runtime.driver.logical_plans import all_support_available_now
+from strandline.runtime.driver.plan import Graph, Wiring
 from strandline.runtime.driver.progress import RunProgress, Shape
 from strandline.runtime.driver.query_settings import AVAILABLE_NOW_WRAPPER, query_settings
 from strandline.runtime.driver.recoveries import Began, Recovery, slot_recovery

@@ -20,7 +20,8 @@ from strandline.operators.columns.names import quoted
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.columns.time_columns import in_all
 from strandline.runtime.driver.batches import Outlets
-from strandline.runtime.driver.tick_source import TICK_SOURCE, tick_rows
+from strandline.runtime.driver.logical_plans import streams_of
+from strandline.runtime.driver.tick_source import tick_rows
 from strandline.runtime.driver.watermarks import Lags, SourceTime, WatermarkPlan, behind, merged
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.side_outputs import output_struct, selected
@@ -162,7 +163,7 @@ class Graph:
         }
 
     def watermark_plan(self) -> WatermarkPlan:
-        """How the watermarks of the steps follow from those of the sources. Sources are numbered as in the job."""
+        """How the watermarks of the steps follow from those of the sources. All calls of `job.source` are numbered."""
         numbers = {id(source): number for number, source in enumerate(self.sources)}
         steps = [node for node in self._nodes() if isinstance(node, StatefulNode)]
         return WatermarkPlan(
@@ -171,15 +172,16 @@ class Graph:
         )
 
     def source_places(self, rows: DataFrame, ticks: bool) -> tuple[int, ...]:
-        """For each line of an entry in Spark's offset log, the number of the source that it belongs to.
+        """For each line of an entry in Spark's offset log, the number of the stream of Spark that it belongs to.
 
-        Sources are numbered in the order of `job.source(...)`. Spark writes one line for every place at which the plan
-        reads a source, in the order of the plan. So a source with two readers has two lines, and the order changes with
-        the steps and sinks of the job. `rows` is the frame that `build` made. With `ticks` its last line belongs to the
-        tick source, which is left out.
+        The streams that the plan reads are numbered in the order of `job.source(...)`. A source that unites two streams
+        counts twice, and one that no sink needs does not count; `watermark_plan` numbers sources in another way. Spark
+        writes one line for every place at which the plan reads a stream, in the order of the plan. So a source with two
+        readers has two lines, and the order changes with the steps and sinks of the job. `rows` is the frame that
+        `build` made. With `ticks` its last line belongs to the tick source, which is left out.
         """
-        found = _streams(rows)[: -1 if ticks else None]
-        known = [leaf for source in self.sources for leaf in _streams(source.frame)]
+        found = streams_of(rows)[: -1 if ticks else None]
+        known = [leaf for source in self.sources for leaf in streams_of(source.frame)]
         used: list[Any] = []
         for leaf in (*known, *found):
             if leaf in found and leaf not in used:
@@ -419,63 +421,3 @@ def _marks(keyed: DataFrame, parallelism: int) -> DataFrame:
     return keyed.sparkSession.range(0, parallelism, 1, 1).select(
         *(values.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in keyed.schema.fields)
     )
-
-
-def _analyzed_plan(frame: DataFrame) -> Any:
-    """The analyzed logical plan of a frame, as an object of the JVM.
-
-    Private Spark API: `_jdf`, and the classes of the plan. Logical plans have no public API in Python.
-    `DataFrame.explain` prints a plan as text, without the options of a source.
-    """
-    return frame._jdf.queryExecution().analyzed()
-
-
-def _streams(frame: DataFrame) -> list[Any]:
-    """The streams that a plan reads, as objects of the JVM, in the order of the plan."""
-    leaves = _analyzed_plan(frame).collectLeaves()
-    return [leaf for number in range(leaves.size()) if (leaf := leaves.apply(number)).isStreaming()]
-
-
-def all_support_available_now(frame: DataFrame) -> bool:
-    """Whether Spark can read all streams of a plan up to what they hold now in several batches. Others may be able."""
-    return all(
-        (leaf.nodeName() == "StreamingRelation" and str(leaf.sourceName()).startswith("FileSource"))
-        or (leaf.nodeName() == "StreamingRelationV2" and str(leaf.sourceName()) in ("kafka", TICK_SOURCE))
-        for leaf in _streams(frame)
-    )
-
-
-def source_problems(frame: DataFrame) -> list[str]:
-    """The reasons why a DataFrame cannot be the source of a job, found in its plan."""
-    problems = []
-    nodes = [_analyzed_plan(frame)]
-    while nodes:
-        node = nodes.pop()
-        name = node.nodeName()
-        children = [node.children().apply(number) for number in range(node.children().size())]
-        nodes.extend(children)
-        streaming = [child for child in children if child.isStreaming()]
-        if streaming and (name in _STATEFUL or (name == "Join" and len(streaming) == 2)):
-            problems.append(
-                f"it contains Spark's own stateful operator {name}, whose state our checkpoints do not cover; "
-                "use key_by(...) with aggregate(...) or process(...) instead"
-            )
-        if name == "StreamingRelation":
-            option = node.dataSource().options().get("cleanSource")
-            if option.isDefined() and str(option.get()).lower() != "off":
-                problems.append("its option cleanSource removes files before a checkpoint covers them; leave it out")
-    return problems
-
-
-_STATEFUL = {
-    "Aggregate",
-    "Deduplicate",
-    "DeduplicateWithinWatermark",
-    "FlatMapGroupsWithState",
-    "FlatMapGroupsInPandasWithState",
-    "TransformWithState",
-    "TransformWithStateInPandas",
-    "TransformWithStateInPySpark",
-    "Distinct",
-}
-"""Names of Spark's logical nodes that keep state in a streaming query."""

@@ -66,7 +66,7 @@ class Shape:
     """The batch that the generation goes on from."""
     places: tuple[int, ...]
     """The source of each place at which the plan reads one; see `Graph.source_places`."""
-    given: frozenset[str] = frozenset()
+    steps_of_functions: frozenset[str] = frozenset()
     """The steps whose output goes to a `ForeachBatchSink`."""
 
 
@@ -128,7 +128,8 @@ class RunProgress:
     def committed(self, work: BatchWork) -> None:
         """A batch is committed."""
         with self._lock:
-            given = sum(counts.rows_out for uid, counts in work.steps.items() if uid in self._shape.given)
+            passed_on = self._shape.steps_of_functions
+            given = sum(counts.rows_out for uid, counts in work.steps.items() if uid in passed_on)
             counted = _Counted(work, work.written_rows + given)
             self._batches.append(counted)
             self._unreported[work.spark_batch] = counted

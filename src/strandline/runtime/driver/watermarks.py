@@ -61,16 +61,13 @@ class WatermarkPlan:
 
     def restored(self, times: Times | None) -> Times:
         """Where the job starts: with the times of a checkpoint as far as they fit the job, or with none."""
-        known = () if times is None else times.latest
-        return Times(
-            0 if times is None else times.processing_ms,
-            tuple(
-                known[number] if number < len(known) and len(known[number]) == len(source.delays_ms) else empty
-                for number, source in enumerate(self.sources)
-                for empty in [(None,) * len(source.delays_ms)]
-            ),
-            {} if times is None else dict(times.steps),
-        )
+        latest: list[tuple[int | None, ...]] = [(None,) * len(source.delays_ms) for source in self.sources]
+        if times is None:
+            return Times(0, tuple(latest), {})
+        for number, known in enumerate(times.latest[: len(latest)]):
+            if len(known) == len(latest[number]):
+                latest[number] = known
+        return Times(times.processing_ms, tuple(latest), dict(times.steps))
 
     def watermarks(self, times: Times, idle: Collection[int] = ()) -> dict[str, int]:
         """The watermarks of the batch after `times`, for the steps that have one.

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, DecimalType, StructField, StructType
 
 from strandline.errors import DamagedFileError, IncompatibleCheckpointError
 from strandline.operators.base import Operator
@@ -32,6 +32,7 @@ from strandline.operators.spark.spark_operator import SparkProcessorOperator
 from strandline.state.backends.base import StateBackend
 from strandline.state.backends.factory import BACKENDS, open_backend
 from strandline.state.coding.codec import ValueCodec
+from strandline.state.coding.conversion import conversion
 from strandline.state.coding.ddl import parse_schema
 from strandline.state.coding.keys import state_prefix
 from strandline.state.descriptors import StateDescriptor
@@ -187,6 +188,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "short": st.integers(-(1 << 15), (1 << 15) - 1),
     "float": st.floats(width=32),
     "decimal(4,1)": st.decimals(-999, 999, places=1, allow_nan=False),
+    "decimal(36,0)": st.sampled_from([Decimal(0), Decimal(10**36 - 1), Decimal(1 - 10**36)]),
 }
 
 
@@ -206,6 +208,7 @@ WIDER: dict[str, dict[str, Any]] = {
     "int": {"long": int, "double": float},
     "float": {"double": float},
     "decimal(4,1)": {"decimal(4,1)": Decimal, "decimal(6,1)": Decimal, "decimal(6,3)": Decimal},
+    "decimal(36,0)": {"decimal(38,0)": Decimal, "decimal(38,2)": Decimal},
     "array<int>": {"array<long>": list},
     "struct<a: int, b: string>": {
         "struct<b: string, a: long>": lambda item: (item[1], item[0]),
@@ -216,6 +219,14 @@ WIDER: dict[str, dict[str, Any]] = {
 }
 """The types that a type may become, and what a value becomes then."""
 KINDS = ["value", "list", "map", "reducing", "aggregating", "columns"]
+
+
+def test_decimals_of_more_digits_than_pythons_own_context_become_wider() -> None:
+    most = Decimal(10**36 - 1)
+    convert = conversion(DecimalType(36, 0), DecimalType(38, 2))
+    assert convert is not None
+    converted = bytes(convert(msgspec.Raw(msgspec.msgpack.encode(most))))
+    assert msgspec.msgpack.decode(converted, type=Decimal).as_tuple() == Decimal(f"{most}.00").as_tuple()
 
 
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

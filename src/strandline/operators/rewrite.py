@@ -47,7 +47,7 @@ class ConvertedValues(Rewrite):
             for keys, values in chunked(backend.scan(start, end)):
                 try:
                     backend.apply(keys, self.convert(values))
-                except (msgspec.MsgspecError, SchemaError, ValueError) as error:
+                except (msgspec.MsgspecError, SchemaError, ValueError, ArithmeticError) as error:
                     raise DamagedFileError(
                         f"state {self.state!r}: a stored value does not have the columns that the checkpoint "
                         f"declares: {error}. Restore from another checkpoint."

@@ -47,6 +47,28 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (agg.first("x", ignore_nulls=True), agg.first("x:known")),
+        (agg.last("x:known"), agg.last("x", ignore_nulls=True)),
+        (agg.first("x"), agg.first("x:batch")),
+        (agg.last("x", ignore_nulls=True), agg.last("x:known:row")),
+        (agg.collect_list("y"), agg.collect_list("y:lengths")),
+    ],
+)
+def test_columns_with_the_names_of_stored_ones_are_refused(one: agg.Aggregate, other: agg.Aggregate) -> None:
+    names = ["x", "x:known", "x:batch", "x:known:row"]
+    schema = StructType(
+        [StructField(name, LongType()) for name in names]
+        + [StructField(name, StringType()) for name in ("k", "y", "y:lengths")]
+    )
+    for single in (one, other):
+        AggregateOperator("s", ["k"], schema, {"a": single, "again": single})
+    with pytest.raises(JobDefinitionError, match=r"columns '\S+' and '\S+' are too similar.*rename"):
+        AggregateOperator("s", ["k"], schema, {"a": one, "b": other})
+
+
 class Vwap(ArrowAggregate):
     """The example of the class's own documentation, with whole numbers."""
 

@@ -80,6 +80,7 @@ class AggregatePlan:
             self._add(name, aggregate)
         self.accumulators = list(self._known.values())
         self.stored = pa.schema([field for a in self.accumulators for field in a.fields])
+        self._check_names()
         used = dict.fromkeys(column for a in self.accumulators for column in a.columns)
         self.numbers_arrivals = not used.keys().isdisjoint(ARRIVAL_COLUMNS)
         self.input_columns = tuple(column for column in used if column not in ARRIVAL_COLUMNS)
@@ -187,7 +188,9 @@ class AggregatePlan:
         self._group(name, UserAccumulator(f"user:{name}", code, columns, result), kind[0].dataType)
 
     def _group(self, name: str, made: GroupAccumulator, kind: DataType) -> None:
-        self._known.setdefault(made.name, made)
+        known = self._known.setdefault(made.name, made)
+        if known.columns != made.columns:
+            raise self._ambiguous(known.columns[0], made.columns[0])
         nullable = not isinstance(made, ListOfFixed | ListOfText | ApproxDistinct)
         self._show(name, kind, lambda stored: made.shown([stored[f.name] for f in made.fields]), nullable)
 
@@ -195,6 +198,21 @@ class AggregatePlan:
         if label not in self._known:
             self._known[label] = make(label, column)
         return label
+
+    def _check_names(self) -> None:
+        """Some accumulators store further columns beside the one of their name; a user's column may have that name."""
+        owners: dict[str, Accumulator] = {}
+        for accumulator in self.accumulators:
+            for field in accumulator.fields:
+                other = owners.setdefault(field.name, accumulator)
+                if other is not accumulator:
+                    raise self._ambiguous(other.columns[0], accumulator.columns[0])
+
+    def _ambiguous(self, one: str, other: str) -> JobDefinitionError:
+        return JobDefinitionError(
+            f"{self._where}: the names of the columns {one!r} and {other!r} are too similar: their aggregates would be "
+            "stored under the same name; rename the column with the colon"
+        )
 
     def _show(self, name: str, kind: DataType, show: Callable[[dict[str, Any]], Any], nullable: bool = True) -> None:
         self.fields.append(StructField(name, kind, nullable))

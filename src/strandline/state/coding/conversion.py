@@ -7,7 +7,7 @@ numbers may become wider.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, Final
 
 import msgspec
@@ -36,6 +36,8 @@ _INTEGERS: Final = (ByteType, ShortType, IntegerType, LongType)
 _EXACT_IN_FLOAT: Final = (ByteType, ShortType)
 _EXACT_IN_DOUBLE: Final = (ByteType, ShortType, IntegerType)
 _NULL: Final = msgspec.Raw(b"\xc0")
+_DIGITS: Final = Context(prec=38)
+"""Spark's decimals have up to 38 digits; Python's own context has 28."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _parts_of: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
@@ -98,7 +100,7 @@ def conversion(old: DataType, new: DataType) -> Convert | None:
             new.precision - new.scale >= old.precision - old.scale
         ):
             step = Decimal(1).scaleb(-new.scale)
-            return _nullable(lambda data: _encode(_decimal_of(data).quantize(step)))
+            return _nullable(lambda data: _encode(_decimal_of(data).quantize(step, context=_DIGITS)))
     raise NotConvertibleError(f"{type_text(old)} cannot become {type_text(new)} without loss")
 
 

@@ -113,9 +113,13 @@ def test_initial_state_of_other_groups_is_refused(place: Place) -> None:
 def test_the_event_time_column_of_the_output_is_the_clock_of_the_next_step(place: Place) -> None:
     source = place.source().withColumn("ts", F.timestamp_millis("x"))
     keyed = place.job().source(source, event_time="ts", watermark_delay="1s").key_by("user")
-    timed = keyed.transform_with_state(SparkSum(), "user string, at timestamp", eventTimeColumnName="at")
+    timed = keyed.transform_with_state(
+        SparkSum(), "user string, at timestamp", timeMode="EventTime", eventTimeColumnName="at"
+    )
     timed.key_by("user").window(sl.tumbling("1m")).aggregate(n=sl.count())
     plain = keyed.transform_with_state(SparkSum(), "user string, at timestamp")
+    with pytest.raises(JobDefinitionError, match="eventTimeColumnName='at' needs timeMode='EventTime'"):
+        keyed.transform_with_state(SparkSum(), "user string, at timestamp", eventTimeColumnName="at")
     with pytest.raises(JobDefinitionError, match="no source of its rows has event time"):
         plain.key_by("user").window(sl.tumbling("1m")).aggregate(n=sl.count())
     with pytest.raises(

@@ -210,7 +210,8 @@ class KeyedStream:
             initialState: A batch DataFrame with the key columns, or that DataFrame grouped by them. The processor gets
                 its rows once, before the first batch of a fresh job.
             eventTimeColumnName: The timestamp column of the output that is the event time for the next step. As in
-                Spark, a row whose time is not after the watermark of the batch before is an error.
+                Spark, a row whose time is not after the watermark of the batch before is an error. It needs
+                `timeMode="EventTime"`.
             rows: The flavour of the processor: `"row"` for one that is written for `transformWithState`, `"pandas"` for
                 `transformWithStateInPandas`.
             time: The timestamp column that is the event time of a row; by default the event time of the stream.

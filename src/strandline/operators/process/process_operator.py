@@ -36,11 +36,12 @@ from strandline.state.handles.ttl import DEFAULT_SWEEP, SweepBudget
 
 
 class ProcessorMethods(NamedTuple):
-    """The names of the methods of user code and of the argument for its event time, for errors."""
+    """The names of the methods of user code and of the arguments for its event time, for errors."""
 
     open: str
     rows: str
     timer: str
+    event_mode: str
     output_time: str
 
 
@@ -61,7 +62,7 @@ class ProcessOperator(Operator):
 
     sorted_input = True
     kind: ClassVar[StepKind] = "process"
-    methods: ClassVar = ProcessorMethods("open", "process", "on_timer", "output_time")
+    methods: ClassVar = ProcessorMethods("open", "process", "on_timer", "time_mode='event'", "output_time")
 
     def __init__(
         self,
@@ -197,7 +198,7 @@ class ProcessOperator(Operator):
             check_time_column(self.input_struct, self.event_time, where)
         if self.late != DROP and (self.event_time is None or self.time_mode != "event"):
             raise JobDefinitionError(
-                f"{where}: late={self.late!r} needs time_mode='event': only by event time are rows late"
+                f"{where}: late={self.late!r} needs {self.methods.event_mode}: only by event time are rows late"
             )
         if self.late_side is not None:
             self._check_late_output(self.late_side, where)
@@ -212,8 +213,8 @@ class ProcessOperator(Operator):
         check_time_column(self.output_struct, self.output_time, where)
         if self.time_mode != "event":
             raise JobDefinitionError(
-                f"{where} needs time_mode='event': otherwise the processor gets late rows, too, and what it makes of "
-                "them would be late for the next step"
+                f"{where} needs {self.methods.event_mode}: otherwise the processor gets late rows, too, and what it "
+                "makes of them would be late for the next step"
             )
 
     def _check_late_output(self, name: str, where: str) -> None:

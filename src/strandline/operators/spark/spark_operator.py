@@ -48,7 +48,9 @@ class SparkProcessorOperator(ProcessOperator):
     """
 
     kind = "spark"
-    methods: ClassVar = ProcessorMethods("init", "handleInputRows", "handleExpiredTimer", "eventTimeColumnName")
+    methods: ClassVar = ProcessorMethods(
+        "init", "handleInputRows", "handleExpiredTimer", "timeMode='EventTime'", "eventTimeColumnName"
+    )
 
     def __init__(
         self,

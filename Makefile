@@ -35,7 +35,7 @@ test: setup ## every check: lint, format, types, all tests; under twenty minutes
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
-	$(BIN)/pytest -q -n 2 $(ARGS)
+	$(BIN)/pytest -q -n 2 --durations=30 --durations-min=4 $(ARGS)
 
 test-matrix: setup ## the runtime tests on every supported Spark and Python, e.g. ARGS="--spark 4.1 --python 3.13"
 	@$(BIN)/python scripts/test_matrix.py $(ARGS)

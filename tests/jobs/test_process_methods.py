@@ -120,7 +120,7 @@ def test_the_event_time_column_of_the_output_is_the_clock_of_the_next_step(place
     plain = keyed.transform_with_state(SparkSum(), "user string, at timestamp")
     with pytest.raises(JobDefinitionError, match="eventTimeColumnName='at' needs timeMode='EventTime'"):
         keyed.transform_with_state(SparkSum(), "user string, at timestamp", eventTimeColumnName="at")
-    with pytest.raises(JobDefinitionError, match="its stream has no event time column. Name the column with time="):
+    with pytest.raises(JobDefinitionError, match=r"its stream has no event time column\. Name the column with time="):
         plain.key_by("user").window(sl.tumbling("1m")).aggregate(n=sl.count())
     with pytest.raises(
         JobDefinitionError,

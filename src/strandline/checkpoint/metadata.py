@@ -142,6 +142,8 @@ class Times(msgspec.Struct, frozen=True, array_like=True):
     for each watermark of the source; it is None before the first row."""
     steps: dict[str, Milliseconds] = {}
     """The watermark of every stateful step in the checkpoint's batch, by uid."""
+    columns: tuple[tuple[str, ...], ...] = ()
+    """The columns of the event times in `latest`. Empty in checkpoints of releases that did not note them."""
 
 
 class SourcePosition(msgspec.Struct, frozen=True, array_like=True):

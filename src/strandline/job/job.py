@@ -102,16 +102,17 @@ class Job:
         if problems:
             raise JobDefinitionError(f"job {self.name!r}: this DataFrame cannot be a source: {'; '.join(problems)}.")
         if event_time is not None or watermark_delay is not None:
-            frame, delays = self._with_watermark(frame, event_time, watermark_delay)
+            frame, times = self._with_watermark(frame, event_time, watermark_delay)
         else:
-            frame, delays = observed_watermarks(frame, len(self._graph.sources))
-        node = SourceNode(frame, SourceTime(delays, self._idle_after(idle_after, delays)))
+            frame, times = observed_watermarks(frame, len(self._graph.sources))
+        delays, columns = tuple(delay for _, delay in times), tuple(column for column, _ in times)
+        node = SourceNode(frame, SourceTime(delays, self._idle_after(idle_after, delays), columns))
         self._graph.sources.append(node)
         return Stream(self, node)
 
     def _with_watermark(
         self, frame: DataFrame, event_time: str | None, delay: DurationLike | None
-    ) -> tuple[DataFrame, tuple[int, ...]]:
+    ) -> tuple[DataFrame, tuple[tuple[str, int], ...]]:
         where = f"job {self.name!r}: source(event_time={event_time!r}, watermark_delay={delay!r})"
         if event_time is not None:
             check_time_column(frame.schema, event_time, where)
@@ -130,7 +131,7 @@ class Job:
             )
         milliseconds = read_milliseconds(delay, f"{where}: watermark_delay")
         frame = observed(frame, event_time, len(self._graph.sources))
-        return with_source_time(frame, event_time), (milliseconds,)
+        return with_source_time(frame, event_time), ((event_time, milliseconds),)
 
     def _idle_after(self, given: DurationLike | None, delays: tuple[int, ...]) -> int | None:
         if given is None:

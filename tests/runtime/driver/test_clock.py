@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -165,8 +166,23 @@ def test_no_time_goes_back_over_restores_and_changed_jobs(
 def test_the_times_of_a_source_count_only_if_it_has_as_many_watermarks_as_before() -> None:
     plan = WatermarkPlan((SourceTime((10,)), SourceTime(), SourceTime((1, 2))), {"join": {0: 0}})
     stored = Times(7, ((5,), (6,), (8, None)), {"join": 3, "gone": 4})
-    assert plan.restored(stored) == Times(7, ((5,), (), (8, None)), {"join": 3, "gone": 4})
+    assert plan.restored(stored) == Times(7, ((5,), (), (8, None)), {"join": 3}, ((), (), ()))
     assert plan.restored(Times(7, ((5,),), {})).latest == ((5,), (), (None, None))
+
+
+def test_the_times_of_another_column_do_not_count(tmp_path: Path) -> None:
+    """Otherwise a new step, by the column `made`, would drop all its rows as late."""
+    by_ts, by_made = (
+        WatermarkPlan((SourceTime((10,), columns=(column,)),), {uid: {0: 0}})
+        for column, uid in (("ts", "window"), ("made", "window by made"))
+    )
+    batches = Batches(tmp_path, by_ts)
+    batches.run(1000, 900)
+    stored = msgspec.msgpack.decode(msgspec.msgpack.encode(batches.clock.times), type=Times)
+    assert by_ts.watermarks(by_ts.restored(stored)) == {"window": 890}
+    assert by_made.watermarks(by_made.restored(stored)) == {}
+    unnoted = Times(stored.processing_ms, stored.latest, stored.steps)
+    assert by_made.watermarks(by_made.restored(unnoted)) == {"window by made": 890}
 
 
 # --- entries of Spark's logs ---------------------------------------------------------------------------

@@ -81,7 +81,8 @@ class Clock:
             if source not in self._brought or (source in seen and seen[source].rows):
                 self._brought[source] = when.processing_ms
         steps = {uid: one.watermark_ms for uid, one in when.steps.items() if one.watermark_ms is not None}
-        self._times = Times(when.processing_ms, tuple(latest), {**self._times.steps, **steps})
+        steps = {**self._times.steps, **steps}
+        self._times = Times(when.processing_ms, tuple(latest), steps, self._times.columns)
         self._timers = {}
         for slot in timers:
             for uid, due in slot.items():

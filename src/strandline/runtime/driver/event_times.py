@@ -33,13 +33,13 @@ def observed(frame: DataFrame, column: str, source: int, number: int = 0) -> Dat
     return frame.observe(_name(source, number), latest, F.count(F.lit(1)).alias("rows"))
 
 
-def observed_watermarks(frame: DataFrame, source: int) -> tuple[DataFrame, tuple[int, ...]]:
-    """A user's DataFrame in which every `withWatermark` is observed, and the delays of these in milliseconds."""
+def observed_watermarks(frame: DataFrame, source: int) -> tuple[DataFrame, tuple[tuple[str, int], ...]]:
+    """A user's DataFrame in which every `withWatermark` is observed, with their columns and delays in milliseconds."""
     from pyspark.sql import DataFrame as Frame
 
     spark = frame.sparkSession
     context: Any = spark.sparkContext
-    delays: list[int] = []
+    found: list[tuple[str, int]] = []
 
     def dataset(plan: Any) -> DataFrame:
         return Frame(context._jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan), spark)
@@ -49,14 +49,14 @@ def observed_watermarks(frame: DataFrame, source: int) -> tuple[DataFrame, tuple
         children = list(map(rebuilt, before))
         if node.nodeName() == _WATERMARK_NODE:
             marked = next(field for field in dataset(node).schema.fields if SPARK_WATERMARK in field.metadata)
-            children = [analyzed_plan(observed(dataset(children[0]), marked.name, source, len(delays)))]
-            delays.append(int(marked.metadata[SPARK_WATERMARK]))
+            children = [analyzed_plan(observed(dataset(children[0]), marked.name, source, len(found)))]
+            found.append((marked.name, int(marked.metadata[SPARK_WATERMARK])))
         if all(new is old for new, old in zip(children, before, strict=True)):
             return node
         return node.withNewChildren(context._jvm.PythonUtils.toSeq(children))
 
     plan = rebuilt(analyzed_plan(frame))
-    return (dataset(plan), tuple(delays)) if delays else (frame, ())
+    return (dataset(plan), tuple(found)) if found else (frame, ())
 
 
 def read_observed(spark: SparkSession, plan: WatermarkPlan) -> dict[int, Seen]:

@@ -26,6 +26,8 @@ class SourceTime:
     `withWatermark` has several, and the least counts."""
     idle_after_ms: int | None = None
     """After how long without rows the others do not wait for the source; None for never."""
+    columns: tuple[str, ...] = ()
+    """The event time column of each of its watermarks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +62,21 @@ class WatermarkPlan:
     """By the uid of the step. Sources without event time are left out."""
 
     def restored(self, times: Times | None) -> Times:
-        """Where the job starts: with the times of a checkpoint as far as they fit the job, or with none."""
+        """Where the job starts: with the times of a checkpoint as far as they fit the job, or with none.
+
+        The times of another column would make the rows of a source late, or hold its watermark back. So would the
+        watermark of a step that the job has not, if a later job has a step of that uid again.
+        """
         latest: list[tuple[int | None, ...]] = [(None,) * len(source.delays_ms) for source in self.sources]
+        columns = tuple(source.columns for source in self.sources)
         if times is None:
-            return Times(0, tuple(latest), {})
+            return Times(0, tuple(latest), {}, columns)
         for number, known in enumerate(times.latest[: len(latest)]):
-            if len(known) == len(latest[number]):
+            same_columns = number >= len(times.columns) or times.columns[number] == columns[number]
+            if same_columns and len(known) == len(latest[number]):
                 latest[number] = known
-        return Times(times.processing_ms, tuple(latest), dict(times.steps))
+        steps = {uid: watermark for uid, watermark in times.steps.items() if uid in self.steps}
+        return Times(times.processing_ms, tuple(latest), steps, columns)
 
     def watermarks(self, times: Times, idle: Collection[int] = ()) -> dict[str, int]:
         """The watermarks of the batch after `times`, for the steps that have one.

@@ -20,6 +20,7 @@ import strandline as sl
 from strandline.errors import (
     CheckpointError,
     CheckpointNotFoundError,
+    ConfigError,
     DamagedFileError,
     DirectoryNotOursError,
     IncompatibleCheckpointError,
@@ -109,6 +110,12 @@ def test_state_that_spark_would_keep_is_refused_in_a_source_and_in_a_transform(
     with pytest.raises(JobDefinitionError) as caught:
         place.job().source(place.source()).transform(function)
     says(caught.value, "'visits'", "transform", name, "checkpoints do not cover", "key_by")
+
+
+def test_an_address_of_another_host_is_refused(place: Place) -> None:
+    with pytest.raises(ConfigError, match="bind_host='203.0.113.1': the driver cannot listen there"):
+        place.sums(bind_host="203.0.113.1").start()
+    assert not list(place.checkpoints.rglob("*"))
 
 
 def test_a_key_that_is_no_column_names_the_nearest_one(place: Place) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def make_cluster(job: str, spark: SparkSession, config: Config) -> Cluster:
-    """A cluster without task managers. Raises `ConfigError` if Spark's settings leave no room for slots."""
+    """A cluster without task managers. Raises `ConfigError` for settings that do not fit Spark or this host."""
     _check_spark(spark, config)
     context = spark.sparkContext
     run_id = uuid.uuid4().hex
@@ -56,9 +56,15 @@ def make_cluster(job: str, spark: SparkSession, config: Config) -> Cluster:
             sys_path=[os.path.abspath(entry) for entry in sys.path if entry] + [os.getcwd()],
         )
 
-    return Cluster(
-        context, info, run_id=run_id, secret=secret, bind_host=own_bind_host, advertise_host=advertise_host, tls=tls
-    )
+    try:
+        return Cluster(
+            context, info, run_id=run_id, secret=secret, bind_host=own_bind_host, advertise_host=advertise_host, tls=tls
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"bind_host={own_bind_host!r}: the driver cannot listen there ({error}); give an address of this host, "
+            "'0.0.0.0' for every network, or leave it out"
+        ) from error
 
 
 def absolute_location(location: str) -> str:

@@ -113,7 +113,7 @@ def test_state_that_spark_would_keep_is_refused_in_a_source_and_in_a_transform(
 
 
 def test_an_address_of_another_host_is_refused(place: Place) -> None:
-    with pytest.raises(ConfigError, match="bind_host='203.0.113.1': the driver cannot listen there"):
+    with pytest.raises(ConfigError, match=r"bind_host='203\.0\.113\.1': the driver cannot listen there"):
         place.sums(bind_host="203.0.113.1").start()
     assert not list(place.checkpoints.rglob("*"))
 

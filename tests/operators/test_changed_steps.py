@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from pyspark.sql.types import StructField, StructType
 from strandline.errors import IncompatibleCheckpointError
 from strandline.operators.aggregate import functions as agg
 from strandline.operators.aggregate.aggregate_operator import AggregateOperator
+from strandline.operators.aggregate.arrow_aggregate import ArrowAggregate
 from strandline.operators.base import Operator
 from strandline.operators.deduplicate import DeduplicateOperator
 from strandline.operators.join.join_operator import JoinOperator
@@ -190,6 +192,44 @@ XS = ["short", "int", "long", "float", "double", "decimal(6,1)", "decimal(9,1)",
 def aggregated(names: Sequence[str], x: str, y: str) -> AggregateOperator:
     struct = parse_schema(f"k string, x {x}, y {y}")
     return AggregateOperator("s", ["k"], struct, {f"{name}_": AGGREGATES[name] for name in names})
+
+
+class Best(ArrowAggregate):
+    """A user's aggregate, of which only the type of its accumulator matters."""
+
+    result_type = "double"
+
+    def partial(self, rows: pa.Table) -> pa.Table: ...
+
+    def merge(self, states: pa.Table) -> pa.Table: ...
+
+    def result(self, states: pa.Table) -> Any: ...
+
+
+def best(kind: pa.DataType) -> Any:
+    return type("Best", (Best,), {"state_schema": pa.schema([("best", kind)])})()("x")
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (pa.float64(), pa.int64()),
+        (pa.int64(), pa.float64()),
+        (pa.timestamp("s"), pa.timestamp("us")),
+        (pa.timestamp("us"), pa.timestamp("ms")),
+        (pa.binary(4), pa.binary(8)),
+        (pa.decimal256(10, 2), pa.decimal128(10, 2)),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"n": agg.count()}], ids=["alone", "with an aggregate that goes"])
+def test_accumulators_of_user_code_that_have_another_type_are_refused(
+    before: pa.DataType, now: pa.DataType, more: dict[str, agg.Aggregate]
+) -> None:
+    struct = parse_schema("k string, x double")
+    old = AggregateOperator("s", ["k"], struct, {**more, "best": best(before)})
+    changes_between(old, AggregateOperator("s", ["k"], struct, {"best": best(before)}))
+    with pytest.raises(IncompatibleCheckpointError, match=r"user:best"):
+        changes_between(old, AggregateOperator("s", ["k"], struct, {"best": best(now)}))
 
 
 @settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

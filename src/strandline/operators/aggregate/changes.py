@@ -112,7 +112,12 @@ def _stored_schema(fields: list[StructField], new: pa.Schema) -> pa.Schema:
     for field in fields:
         kind, stored = kept.get(field.name, ("", None))
         if stored is None or kind != type_text(field.dataType):
-            if field.name.startswith("user:") and isinstance(field.dataType, BinaryType):
+            users = field.name.startswith("user:")
+            if users and stored is not None:
+                raise NotConvertibleError(
+                    f"and only the user's code knows what {field.name!r}, a {type_text(field.dataType)}, is as {kind}"
+                )
+            if users and isinstance(field.dataType, BinaryType):
                 raise NotConvertibleError(f"and nothing tells how wide the binary accumulator {field.name!r} is")
             stored = arrow_schema(StructType([field])).field(0).type
         columns.append(pa.field(field.name, stored))

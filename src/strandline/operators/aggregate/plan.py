@@ -45,6 +45,7 @@ from strandline.operators.aggregate.hyperloglog import ApproxDistinct
 from strandline.operators.aggregate.limits import DEFAULT_LIMITS, GroupingLimits
 from strandline.operators.columns.declared import column_type, is_collated
 from strandline.operators.columns.schemas import arrow_schema
+from strandline.pyspark_releases import spark_schema
 from strandline.state.coding.codec import ColumnCodec
 from strandline.state.coding.ddl import parse_schema, type_text
 
@@ -91,7 +92,11 @@ class AggregatePlan:
         types = [type_text(self._type_of(name)) for name in accumulator.columns if name not in ARRIVAL_COLUMNS]
         if isinstance(accumulator, UserAccumulator):
             arguments = ", ".join(map(" ".join, zip(accumulator.columns, types, strict=True)))
-            return f"{accumulator.code_name}({arguments})"
+            # Spark's types do not tell all of Arrow's apart, for instance not the units of timestamps.
+            usual = arrow_schema(spark_schema(pa.schema(accumulator.fields)))
+            others = [f for f, known in zip(accumulator.fields, usual, strict=True) if f.type != known.type]
+            kept = f" with {', '.join(f'{field.name} {field.type}' for field in others)}" if others else ""
+            return f"{accumulator.code_name}({arguments}){kept}"
         return ", ".join(types)
 
     def _add(self, name: str, aggregate: Aggregate) -> None:

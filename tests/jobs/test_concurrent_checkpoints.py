@@ -341,7 +341,7 @@ def test_a_decline_after_all_have_acknowledged_does_not_undo_a_completion(place:
     batches_done(run, 1)
     taken = faults.trigger(run)
     wait_until(lambda: len(faults.calls("upload")) == 2, what="the uploads")
-    generation = run._run._generation
+    generation = run._run._generations.current
     assert generation is not None
     coordinator = generation.checkpoints._coordinator
     wait_until(lambda: [pending.completing for pending in coordinator.pending()] == [True], what="the completion")

@@ -61,7 +61,7 @@ def freeze(pids: list[int]) -> None:
 
 
 def in_a_batch(run: sl.JobRun) -> bool:
-    generation = run._run._generation
+    generation = run._run._generations.current
     return generation is not None and generation.batch_function.busy.locked()
 
 
@@ -164,7 +164,7 @@ class TestFrozen:
         place.write(first)
         run.process_all_available()
         (manager,) = run.processes().task_managers
-        cluster = run._run._cluster
+        cluster = run._run._generations.cluster
         assert cluster is not None
         info = cluster.run
         driver = CoordinatorClient(info.coordinator, info.secret, info.run_id, lambda: 1)

@@ -1,4 +1,4 @@
-"""A run of a job: opens its generations one after the other, watches them, and ends."""
+"""A run of a job: watches its generations, replaces them after a failure or for a rescale, and ends."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark.sql.types import StructType
-
-from strandline.checkpoint.stats import CheckpointHistory, CheckpointStats
+from strandline.checkpoint.stats import CheckpointStats
 from strandline.config import Config
 from strandline.errors import (
     CheckpointError,
@@ -21,30 +18,27 @@ from strandline.errors import (
     DamagedFileError,
     FencedError,
     JobFailedError,
-    SlotLostError,
     StrandlineError,
 )
 from strandline.progress import Step
 from strandline.runtime.driver.batches import FATAL
 from strandline.runtime.driver.checkpoint_requests import CheckpointFailedError, CheckpointInterruptedError
-from strandline.runtime.driver.cluster import CLOSE_PATIENCE, Cluster
-from strandline.runtime.driver.cluster_setup import absolute_location, make_cluster
-from strandline.runtime.driver.events import CheckpointEnded, Progressed, Recovered, RunEvent, Terminated
-from strandline.runtime.driver.figures import RestoreFigures, RunFigures, RunProcesses, RunSummary, run_processes
+from strandline.runtime.driver.cluster import CLOSE_PATIENCE
+from strandline.runtime.driver.cluster_setup import absolute_location
+from strandline.runtime.driver.events import RunEvent, Terminated
+from strandline.runtime.driver.figures import RunFigures, RunProcesses, RunSummary, run_processes
 from strandline.runtime.driver.generation import LEAST_PATIENCE, Generation
+from strandline.runtime.driver.generations import Generations
 from strandline.runtime.driver.left_runs import end_at_exit
-from strandline.runtime.driver.opening import GenerationRequest, RunContext, open_generation
 from strandline.runtime.driver.plan import Graph
-from strandline.runtime.driver.progress import RunProgress
+from strandline.runtime.driver.queries import answer_within, read_query
 from strandline.runtime.driver.recoveries import Began, Recovery, Rescaling
 from strandline.runtime.driver.rescaling import RescaleRequest
 from strandline.runtime.driver.restart import RestartStrategy
 from strandline.runtime.driver.restore.savepoints import SavepointFormat, SavepointTarget
 from strandline.runtime.driver.restore.takeover import Restore
-from strandline.runtime.driver.run_figures import with_progress
+from strandline.runtime.driver.run_figures import run_figures
 from strandline.runtime.driver.status import RunStatus
-from strandline.runtime.protocol.slot_calls import Query
-from strandline.state.handles.query import KEY_GROUP_BYTES, encode_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,31 +68,8 @@ PASSING_ERRORS = (DamagedFileError, CheckpointInterruptedError, CheckpointFailed
 """Errors among those that do not end a run: a restart restores an older checkpoint, or takes the checkpoint again."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Totals:
-    """Counts of the generations that have ended, and of the last one alone."""
-
-    rounds_repeated: int = 0
-    replaced_slots: int = 0
-    generation: int = 0
-    parallelism: int = 0
-    batches: int = 0
-    restore: RestoreFigures = field(default_factory=RestoreFigures)
-
-    def plus(self, generation: Generation) -> _Totals:
-        work = generation.batch_function
-        return _Totals(
-            self.rounds_repeated + work.rounds_repeated,
-            self.replaced_slots + work.replaced_slots,
-            generation.number,
-            generation.parallelism,
-            work.batches,
-            generation.restore,
-        )
-
-
 class Run:
-    """Starts generations and watches them. It ends when it is told to, or after a failure that no restart can repair.
+    """Watches its generations. It ends when it is told to, or after a failure that no restart can repair.
 
     Only the supervisor thread restarts, rescales and finishes the run. `stop` and `cancel` wait for the supervisor to
     end, and then end the run in the caller's thread.
@@ -121,20 +92,20 @@ class Run:
         self.status = RunStatus.STARTING
         self.error: StrandlineError | None = None
         self.restarts = 0
-        self._spark = spark
         self._config = config
         self._graph = graph
         self._available_now = available_now
-        self._restore = restore
-        self._allow_non_restored = allow_non_restored
         self._on_event = on_event
-        self._history = CheckpointHistory(on_end=lambda stats: on_event(CheckpointEnded(stats)))
-        self._progress = RunProgress(name, lambda report: on_event(Progressed(report)))
+        self._generations = Generations(
+            name,
+            spark,
+            graph,
+            available_now=available_now,
+            restore=restore,
+            allow_non_restored=allow_non_restored,
+            on_event=on_event,
+        )
         self._strategy = RestartStrategy.of(config)
-        self._generation: Generation | None = None
-        self._last_claimed: int | None = None
-        """The number of the generation that this run took over last, even if that generation did not start."""
-        self._cluster: Cluster | None = None
         self._status_changed = threading.Condition()
         self._end_requested = False
         """Whether `stop` or `cancel` was called."""
@@ -144,19 +115,17 @@ class Run:
         self._rescale_request: RescaleRequest | None = None
         self._ending = threading.Lock()
         """Held by the caller that ends the run. Other callers wait, and then find that the run has ended."""
-        self._totals = _Totals()
         self._done = threading.Event()
 
     # --- starting --------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start the first generation. Raises what is wrong with the job, its options or its checkpoint."""
-        self._cluster = make_cluster(self.name, self._spark, self._config)
-        self._cluster.on_recovery = lambda recovery: self._on_event(Recovered(recovery))
+        self._generations.start_cluster(self._config)
         try:
             self._open_generation()
         except BaseException:
-            self._close_cluster()
+            self._generations.close_cluster()
             self.status = RunStatus.FAILED
             self._done.set()
             raise
@@ -165,31 +134,8 @@ class Run:
         end_at_exit(self)
 
     def _open_generation(self, after_failure: StrandlineError | None = None, rescale: bool = False) -> None:
-        assert self._cluster is not None
-        run = RunContext(
-            self.name,
-            self._spark,
-            self._graph,
-            self._cluster,
-            self._history,
-            self._progress,
-            available_now=self._available_now,
-            allow_non_restored=self._allow_non_restored,
-            on_claim=self._claimed,
-        )
-        request = GenerationRequest(
-            self._config,
-            after=self._last_claimed,
-            # The first takeover writes into the job's log what it restored; later ones go on from there.
-            restore=self._restore if self._last_claimed is None else None,
-            after_failure=after_failure,
-            rescale=rescale,
-        )
-        self._generation = open_generation(run, request)
+        self._generations.open(self._config, after_failure, rescale)
         self._set_status(RunStatus.RUNNING)
-
-    def _claimed(self, number: int) -> None:
-        self._last_claimed = number
 
     def _set_status(self, status: RunStatus) -> None:
         with self._status_changed:
@@ -203,7 +149,7 @@ class Run:
     def _supervise(self) -> None:
         try:
             while not self._done.is_set():
-                generation = self._generation
+                generation = self._generations.current
                 assert generation is not None
                 failure = generation.watch(lambda: self._end_requested or self._rescale_request is not None)
                 if self._end_requested:
@@ -213,7 +159,7 @@ class Run:
                     self._rescale_request = None
                     if failure is None:
                         continue
-                    generation = self._generation or generation
+                    generation = self._generations.current or generation
                 if failure is None:
                     failure = self._finish(generation)
                 if failure is not None and not self._restart(generation, failure):
@@ -223,9 +169,9 @@ class Run:
             if not self._end_requested:
                 self._fail(StrandlineError(f"job {self.name}: {type(error).__name__}: {error}"))
         finally:
-            opened = self._generation
+            opened = self._generations.current
             if self._done.is_set() and opened is not None:  # the run was cancelled while a generation was opened
-                self._close_generation(opened)
+                self._generations.close(opened)
 
     def _replace_generation(self, generation: Generation, request: RescaleRequest) -> StrandlineError | None:
         """Replace a generation, between two batches, by one with another parallelism.
@@ -233,12 +179,12 @@ class Run:
         Returns the failure if the old generation is closed and the new one could not be opened. If the old generation
         cannot be checkpointed, it goes on.
         """
-        assert self._cluster is not None
+        assert self._generations.cluster is not None
         request.began = Began.now()
         try:
             request.step("finishing the batch")
             # Slot processes take long to start and need no state, so they start while the old generation still works.
-            self._cluster.start_spares(request.parallelism)
+            self._generations.cluster.start_spares(request.parallelism)
             generation.hold(self._check_not_ending)
             request.held = Began.now()
             request.step("taking a checkpoint")
@@ -253,8 +199,8 @@ class Run:
         if failure is not None:
             request.result.set_exception(failure)
             return failure
-        assert self._generation is not None
-        request.succeed(generation, self._generation, self._config.max_parallelism)
+        assert self._generations.current is not None
+        request.succeed(generation, self._generations.current, self._config.max_parallelism)
         return None
 
     def _check_not_ending(self) -> None:
@@ -271,7 +217,7 @@ class Run:
         try:
             request.step("ending the query")
             self._set_status(RunStatus.RESCALING)
-            self._close_generation(generation)
+            self._generations.close(generation)
             self._config = before.replace(parallelism=request.parallelism)
             request.step(f"opening the state of {request.parallelism} subtasks")
             self._open_generation(rescale=True)
@@ -296,7 +242,7 @@ class Run:
         """Go back to the last completed checkpoint. Returns False if the run ends instead."""
         final = isinstance(failure, FINAL_ERRORS) and not isinstance(failure, PASSING_ERRORS)
         while True:
-            self._close_generation(generation)
+            self._generations.close(generation)
             delay = None if final else self._strategy.after_failure(time.monotonic())
             if delay is None:
                 self._fail(failure)
@@ -319,34 +265,18 @@ class Run:
             # Not even `PASSING_ERRORS` pass here: `open_generation` has tried the older checkpoints already.
             final = isinstance(failure, FINAL_ERRORS)
 
-    def _close_generation(self, generation: Generation, patience: float | None = None) -> None:
-        if self._generation is generation:
-            self._generation = None
-            self._totals = self._totals.plus(generation)
-            generation.close(patience)
-
     def _fail(self, error: StrandlineError) -> None:
         log.error("job %s failed: %s", self.name, error)
         self.error = error
-        if self._generation is not None:
-            self._close_generation(self._generation)
-        self._close_cluster()
-        self._set_status(RunStatus.FAILED)
-        self._on_event(Terminated())
-        self._done.set()
+        self._end(self._generations.current, RunStatus.FAILED)
 
     def _end(self, generation: Generation | None, status: RunStatus, patience: _Patience = AS_LONG_AS_IT_TAKES) -> None:
         if generation is not None:
-            self._close_generation(generation, patience.generation)
-        if self._cluster is not None:
-            self._cluster.close(patience.cluster)
+            self._generations.close(generation, patience.generation)
+        self._generations.close_cluster(patience.cluster)
         self._set_status(status)
         self._on_event(Terminated())
         self._done.set()
-
-    def _close_cluster(self) -> None:
-        if self._cluster is not None:
-            self._cluster.close()
 
     # --- what the user asks ------------------------------------------------------------------------
 
@@ -361,7 +291,7 @@ class Run:
                 generation.process_all_available()
                 return
             except Exception as error:
-                running = self._generation is generation and self.status is RunStatus.RUNNING
+                running = self._generations.current is generation and self.status is RunStatus.RUNNING
                 if running and not generation.has_failed(10.0):
                     raise
                 log.info("job %s: waiting for the restart after: %s", self.name, error)
@@ -373,11 +303,11 @@ class Run:
             try:
                 return act(generation)
             except StrandlineError as error:
-                if self._generation is generation and generation.checkpoints.failure is None:
+                if self._generations.current is generation and generation.checkpoints.failure is None:
                     raise
                 log.info("job %s: waiting for the restart after: %s", self.name, error)
             with self._status_changed:
-                while self._generation is generation and not self.status.ended:
+                while self._generations.current is generation and not self.status.ended:
                     self._status_changed.wait(0.2)
 
     def _running(self) -> Generation:
@@ -386,7 +316,7 @@ class Run:
             with self._status_changed:
                 self._status_changed.wait_for(lambda: self.status is RunStatus.RUNNING or self.status.ended)
             self._raise_if_failed()
-            generation = self._generation
+            generation = self._generations.current
             if self.status is not RunStatus.RUNNING:
                 raise self._over()
             if generation is not None:
@@ -412,24 +342,24 @@ class Run:
 
     def checkpoints(self) -> list[CheckpointStats]:
         """The run's checkpoints, oldest first."""
-        return self._history.checkpoints()
+        return self._generations.history.checkpoints()
 
     def summary(self) -> RunSummary:
         """What the driver knows of the run, without a call to any other process."""
-        counts = self._counts()
+        counts = self._generations.counts()
         return RunSummary(
             name=self.name,
             status=self.status,
             generation=counts.generation,
             batches=counts.batches,
-            rows=self._progress.rows,
-            last_checkpoint=self._history.last_completed,
+            rows=self._generations.progress.rows,
+            last_checkpoint=self._generations.history.last_completed,
             error=self.error,
         )
 
     def recoveries(self) -> list[Recovery]:
         """The run's recoveries, oldest first."""
-        return list(self._cluster.recoveries) if self._cluster is not None else []
+        return list(self._generations.cluster.recoveries) if self._generations.cluster is not None else []
 
     def trigger_checkpoint(self) -> CheckpointStats:
         """Take a checkpoint now, and return when it is complete."""
@@ -515,9 +445,9 @@ class Run:
         deleted.
         """
         self._end_requested = self._cancel_requested = True
-        if self._cluster is not None and not self._done.is_set():
-            self._cluster.abandon()
-        stopping = self._generation
+        if self._generations.cluster is not None and not self._done.is_set():
+            self._generations.cluster.abandon()
+        stopping = self._generations.current
         if stopping is not None and self._ending.locked():
             stopping.checkpoints.give_up(self._ends())  # `stop` may wait for one
 
@@ -549,7 +479,7 @@ class Run:
             if self._done.is_set():
                 self._raise_if_failed()
                 return
-            generation = self._generation
+            generation = self._generations.current
             try:
                 if generation is not None:
                     last_acts(generation)
@@ -565,74 +495,31 @@ class Run:
 
     def query(self, uid: str, state: str | None, key: Any, timeout: float) -> Any:
         """What the step `uid` keeps for one key, as of the last commit. Waits through restarts, up to `timeout`."""
-        request = Query(uid, state, self._encoded_key(uid, key))
-        answer: Future[Any] = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(self._query(request, time.monotonic() + timeout))
-            except Exception as error:  # noqa: BLE001 - the caller gets it
-                answer.set_exception(error)
-
-        threading.Thread(target=ask, daemon=True, name="query").start()
+        request = read_query(self._graph.operators, uid, state, key)
         try:
-            return answer.result(timeout)
+            return answer_within(timeout, lambda: self._running().query(request), self.name)
         except TimeoutError:
             raise StrandlineError(
                 f"job {self.name!r}: no answer to query({uid!r}) within {timeout:g} s; the run is {self.status}. Ask "
                 "again, or give a longer timeout="
             ) from None
 
-    def _query(self, request: Query, deadline: float) -> Any:
-        while True:
-            try:
-                return self._running().query(request)
-            except SlotLostError as error:  # it is being replaced, or so busy that it did not answer
-                if time.monotonic() > deadline:
-                    raise
-                log.info("job %s: a query is repeated after: %s", self.name, error)
-                time.sleep(0.1)
-
-    def _encoded_key(self, uid: str, key: Any) -> bytes:
-        """The key as slots store it. A slot would load pandas to encode it, which takes seconds on a busy host."""
-        steps = {operator.uid: operator for operator in self._graph.operators}
-        if uid not in steps:
-            raise StrandlineError(f"there is no step {uid!r}; there are: {', '.join(steps) or 'none'}")
-        step = steps[uid]
-        schema = StructType([step.input_struct[name] for name in step.key_columns])
-        return encode_key(schema, key if isinstance(key, tuple) else (key,), 0)[KEY_GROUP_BYTES:]
-
     def processes(self) -> RunProcesses:
         """The run's task managers and slots with their process ids."""
-        if self._cluster is None or self._done.is_set():
+        if self._generations.cluster is None or self._done.is_set():
             return RunProcesses()
-        return run_processes(self._cluster.processes())
+        return run_processes(self._generations.cluster.processes())
 
     def figures(self) -> RunFigures:
         """Figures of the run: fresh ones while a generation runs, else the last ones."""
-        generation = self._generation
+        generation = self._generations.current
         if generation is not None and not self._done.is_set():
             generation.refresh_figures()
-        counts = self._counts()
-        of_run = RunFigures(
-            self.status,
-            self.restarts,
-            counts.rounds_repeated,
-            counts.replaced_slots,
-            generation=counts.generation,
-            parallelism=counts.parallelism,
-            batches=counts.batches,
-            restore=counts.restore,
-        )
-        return with_progress(of_run, self._progress)
+        return run_figures(self.status, self.restarts, self._generations.counts(), self._generations.progress)
 
     def recent_progress(self) -> list[dict[str, Any]]:
         """The reports on the last batches, oldest first."""
-        generation = self._generation
+        generation = self._generations.current
         if generation is not None and not self._done.is_set():
             generation.read_reports()
-        return self._progress.recent()
-
-    def _counts(self) -> _Totals:
-        generation = self._generation
-        return self._totals if generation is None else self._totals.plus(generation)
+        return self._generations.progress.recent()

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import time
 
-import msgspec
-
 from strandline.runtime.driver.figures import RunFigures
+from strandline.runtime.driver.generations import GenerationCounts
 from strandline.runtime.driver.progress import BatchWork, RunProgress
+from strandline.runtime.driver.status import RunStatus
 
 
-def with_progress(of_run: RunFigures, progress: RunProgress) -> RunFigures:
-    """`of_run` with the rows, rates, times, sources, steps and sizes that the run's progress knows."""
-    ended = of_run.status.ended
+def run_figures(status: RunStatus, restarts: int, counts: GenerationCounts, progress: RunProgress) -> RunFigures:
+    """The figures of a run, from what its generations and its progress have counted."""
     last, steps, sizes = progress.last, progress.steps(), progress.sizes
-    rows_per_second, rows_out_per_second = (0.0, 0.0) if ended else progress.rates(time.monotonic())
-    return msgspec.structs.replace(
-        of_run,
+    rows_per_second, rows_out_per_second = (0.0, 0.0) if status.ended else progress.rates(time.monotonic())
+    return RunFigures(
+        status=status,
+        restarts=restarts,
+        rounds_repeated=counts.rounds_repeated,
+        replaced_slots=counts.replaced_slots,
+        generation=counts.generation,
+        parallelism=counts.parallelism,
+        batches=counts.batches,
         rows=progress.rows,
         rows_out=progress.rows_out,
         rows_per_second=rows_per_second,
         rows_out_per_second=rows_out_per_second,
         batch_duration_ms=(last.ended - last.began) * 1000 if last is not None else 0.0,
         watermark_ms=last.watermark_ms if last is not None else None,
-        watermark_lag_ms=_watermark_lag(last, ended),
+        watermark_lag_ms=_watermark_lag(last, status.ended),
         late_rows=sum(step.late_rows for step in steps.values()),
         state_bytes=sum(step.state_bytes for step in steps.values()),
         state_memory_bytes=sum(step.state_memory_bytes for step in steps.values()),
         sources=progress.sources(),
         steps=steps,
+        restore=counts.restore,
         state_memory=sizes.memory,
         changelog=sizes.changelog,
     )

@@ -32,6 +32,17 @@ def windows(spark: SparkSession, root: Path, name: str) -> sl.Job:
     return job
 
 
+class Witness(sl.RunListener):
+    """Takes a moment to note how the run has ended."""
+
+    def __init__(self, note: Path) -> None:
+        self._note = note
+
+    def on_terminated(self, run: sl.JobRun) -> None:
+        time.sleep(0.5)
+        self._note.write_text(str(run.status))
+
+
 def wait_for_rows(spark: SparkSession, folder: Path) -> None:
     while spark.read.parquet(str(folder)).isEmpty():
         time.sleep(0.1)
@@ -62,7 +73,9 @@ def main(root: Path) -> None:
         time.sleep(0.1)
     run.cancel()
 
-    run = windows(spark, root, "left").start()
+    job = windows(spark, root, "left")
+    job.add_listener(Witness(root / "witnessed"))
+    run = job.start()
     wait_for_rows(spark, root / "left")
     print("WAITING", flush=True)
     run.await_termination()

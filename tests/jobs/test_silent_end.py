@@ -39,3 +39,4 @@ def test_runs_that_are_stopped_cancelled_or_left_alone_end_in_silence(tmp_path: 
     ]
     assert noise == ["Traceback (most recent call last):"], printed
     assert script.returncode in (1, -signal.SIGINT, 130)
+    assert (tmp_path / "witnessed").read_text() == "stopped"  # the listener of the run that was left alone

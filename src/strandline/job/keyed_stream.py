@@ -358,17 +358,9 @@ class KeyedStream:
         if within is None and time is not None:
             raise JobDefinitionError(f"operator {uid!r}: time={time!r} needs within=, such as within='1h'")
         column = None if within is None else self._stream._time_column(time, f"operator {uid!r}")
-        period = ttl if within is None else within
-        operator = DeduplicateOperator(
-            uid,
-            self._columns,
-            self._stream.schema,
-            None
-            if period is None
-            else read_milliseconds(period, f"operator {uid!r}: {'ttl' if within is None else 'within'}"),
-            column,
-            late=late,
-        )
+        keyword, period = ("ttl", ttl) if within is None else ("within", within)
+        period_ms = None if period is None else read_milliseconds(period, f"operator {uid!r}: {keyword}")
+        operator = DeduplicateOperator(uid, self._columns, self._stream.schema, period_ms, column, late=late)
         return self._stateful(operator, tuple(self._stream.schema.names), operator.input_struct, time=column)
 
     def join(

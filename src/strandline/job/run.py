@@ -10,6 +10,7 @@ from typing import Any, Self, cast, get_args
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.config.option import DurationLike, parse_duration
 from strandline.errors import ConfigError, StrandlineError
+from strandline.job.left_runs import end_at_exit
 from strandline.job.listener import Listeners, RunListener, check_listener
 from strandline.job.run_summary import summary_html, summary_text
 from strandline.progress import steps
@@ -44,6 +45,7 @@ class JobRun:
         self._run = make_run(self._listeners.post)
         self._run.begin()
         self._listeners.start()
+        end_at_exit(self)
 
     def __enter__(self) -> Self:
         return self
@@ -55,13 +57,11 @@ class JobRun:
             self.stop()
             return
         try:
-            self._run.cancel(keep_checkpoints=True)
+            self._abandon()
         except StrandlineError as failure:
             # The exception of the block tells more: as a rule it is the error of the run.
             if failure is not error:
                 error.add_note(f"the run could not be cancelled: {failure}")
-        finally:
-            self._tell_end()
 
     def __repr__(self) -> str:
         """Name, status, generation, batches, rows and last checkpoint, as far as the driver knows; it never waits."""
@@ -168,6 +168,13 @@ class JobRun:
         """
         try:
             self._run.cancel()
+        finally:
+            self._tell_end()
+
+    def _abandon(self) -> None:
+        """Ends the run as `cancel` does, but keeps the checkpoints even with `on_cancel="delete"`."""
+        try:
+            self._run.cancel(keep_checkpoints=True)
         finally:
             self._tell_end()
 

@@ -54,11 +54,8 @@ class StepChange:
         """The old and the new values of parameters; None unless all of them are numbers."""
         old = [self.before.parameters.get(name) for name in names]
         new = [self.now.parameters.get(name) for name in names]
-        return (
-            ([one for one in old if isinstance(one, int)], [one for one in new if isinstance(one, int)])
-            if all(isinstance(one, int) for one in (*old, *new))
-            else None
-        )
+        numbers = [[one for one in values if isinstance(one, int)] for values in (old, new)]
+        return (numbers[0], numbers[1]) if len(numbers[0]) == len(numbers[1]) == len(names) else None
 
     def accept(self, *names: str) -> None:
         """The state can be carried over although these differ."""

@@ -29,7 +29,6 @@ from strandline.runtime.driver.events import RunEvent, Terminated
 from strandline.runtime.driver.figures import RunFigures, RunProcesses, RunSummary, run_processes
 from strandline.runtime.driver.generation import LEAST_PATIENCE, Generation
 from strandline.runtime.driver.generations import Generations
-from strandline.runtime.driver.left_runs import end_at_exit
 from strandline.runtime.driver.plan import Graph
 from strandline.runtime.driver.queries import answer_within, read_query
 from strandline.runtime.driver.recoveries import Began, Recovery, Rescaling
@@ -131,7 +130,6 @@ class Run:
             raise
         self._supervisor = threading.Thread(target=self._supervise, daemon=True, name=f"strandline-{self.name}")
         self._supervisor.start()
-        end_at_exit(self)
 
     def _open_generation(self, after_failure: StrandlineError | None = None, rescale: bool = False) -> None:
         self._generations.open(self._config, after_failure, rescale)
@@ -423,16 +421,6 @@ class Run:
 
         self._end_on_request(RunStatus.STOPPED, finish)
         return made[0] if made else None
-
-    def stop_quietly(self) -> None:
-        """Stop a run that the user left alone. A failure is in the log, and in `error`."""
-        with suppress(StrandlineError):
-            self.stop()
-
-    def cancel_quietly(self) -> None:
-        """Cancel a run that the user left alone, and keep its checkpoints."""
-        with suppress(StrandlineError):
-            self.cancel(keep_checkpoints=True)
 
     def _check_not_cancelled(self) -> None:
         if self._cancel_requested:

@@ -60,6 +60,47 @@ def test_a_mapping_is_no_config() -> None:
         job({"checkpoint_dir": "ckpt"})
 
 
+def test_a_session_in_the_place_of_the_name_is_told_with_the_right_order() -> None:
+    with pytest.raises(JobDefinitionError, match=r"is a text, not SimpleNamespace; write sl\.Job\('visits', spark, "):
+        sl.Job(cast(Any, SimpleNamespace()), cast(Any, "visits"), sl.Config(checkpoint_dir="ckpt"))
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("writeStream", r"sink\(sl\.ParquetSink\(path\)\) or sink\(sl\.ForeachBatchSink\(function\)\)"),
+        ("groupBy", r"key_by\(\.\.\.\)"),
+        ("filter", r"transform\(lambda df: df\.filter\(\.\.\.\)\)"),
+        ("withColumn", r"transform\(lambda df: df\.withColumn\(\.\.\.\)\)"),
+        ("join", r"key_by\(\.\.\.\)\.join\(other\.key_by\(\.\.\.\), \.\.\.\)"),
+        ("printSchema", "schema"),
+    ],
+)
+def test_a_stream_translates_the_words_of_a_data_frame(name: str, here: str) -> None:
+    with pytest.raises(AttributeError, match=f"^'Stream' object has no attribute '{name}'; here it is {here}$"):
+        getattr(object.__new__(sl.Stream), name)
+
+
+def test_a_keyed_stream_translates_the_words_of_grouped_data() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'agg'; here it is aggregate\(n=sl\.count\(\), \.\.\.\)$"):
+        keyed().agg()
+    with pytest.raises(AttributeError, match=r"here it is transform_with_state\(\.\.\., rows=\"pandas\"\)$"):
+        keyed().transformWithStateInPandas()
+
+
+def test_a_name_that_spark_does_not_have_either_is_told_as_python_does() -> None:
+    for stream in (object.__new__(sl.Stream), keyed()):
+        assert not hasattr(stream, "__deepcopy__")
+        with pytest.raises(AttributeError, match=r"object has no attribute 'nonsense'$"):
+            cast(Any, stream).nonsense  # noqa: B018
+
+
+def test_a_stream_shows_its_columns() -> None:
+    stream = object.__new__(sl.Stream)
+    stream._prototype = cast(Any, SimpleNamespace(schema=OUTPUT))
+    assert repr(stream) == "<Stream: n bigint>"
+
+
 def test_a_job_in_one_line() -> None:
     one = job()
     assert repr(one) == "<Job 'visits': 0 stateful steps, 0 sinks>"

@@ -168,6 +168,13 @@ def test_a_url_with_a_password_is_refused_and_the_password_not_shown() -> None:
 
 
 @pytest.mark.parametrize("url", ["s3:/bucket/state", "hdfs:/state", "shelf:/state"])
-def test_a_url_with_one_slash_is_refused_before_its_path_is_misread(url: str) -> None:
+def test_a_url_with_one_slash_is_refused_before_its_path_is_misread(install: Install, url: str) -> None:
+    install("sl_test_shelf", SHELF, "shelf", "sl_test_shelf:ShelfStorage")
     with pytest.raises(ConfigError, match="two slashes"):
+        open_storage(url)
+
+
+@pytest.mark.parametrize("url", ["dbfs:/state", "dbfs://state"])
+def test_an_unknown_scheme_is_told_with_the_known_ones_whatever_its_slashes(url: str) -> None:
+    with pytest.raises(ConfigError, match="its scheme is not supported; supported: a local path, file://, s3://"):
         open_storage(url)

@@ -45,6 +45,10 @@ class Job:
     """
 
     def __init__(self, name: str, spark: SparkSession, config: Config) -> None:
+        if not isinstance(name, str):
+            raise JobDefinitionError(
+                f"the name of a job is a text, not {type(name).__name__}; write sl.Job('visits', spark, sl.Config(...))"
+            )
         JobPaths(name)
         if "connect" in type(spark).__module__.split("."):
             raise JobDefinitionError(

@@ -17,6 +17,7 @@ from strandline.job.arguments import (
     read_time_mode,
 )
 from strandline.job.join_sides import union_of_sides
+from strandline.job.spark_words import no_such_attribute
 from strandline.job.stream import NO_WATERMARK, Stream
 from strandline.job.windowed_stream import WindowedStream
 from strandline.operators.aggregate.aggregate_operator import AggregateOperator
@@ -50,6 +51,11 @@ class KeyedStream:
     def __init__(self, stream: Stream, columns: tuple[str, ...]) -> None:
         self._stream = stream
         self._columns = columns
+
+    if not TYPE_CHECKING:  # a type checker should find such names itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_such_attribute("KeyedStream", name, keyed=True)
 
     # --- user code ---------------------------------------------------------------------------------
 

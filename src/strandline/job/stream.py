@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from strandline.errors import JobDefinitionError
+from strandline.job.spark_words import no_such_attribute
 from strandline.operators.columns.declared import check_key_type, check_time_column
 from strandline.operators.columns.time_columns import default_time_column, lag_of, time_columns
 from strandline.runtime.driver.logical_plans import source_problems
@@ -45,6 +46,15 @@ class Stream:
         self._job = job
         self._node = node
         self._prototype = prototype(node)
+
+    def __repr__(self) -> str:
+        """The columns of the stream with their types."""
+        return f"<Stream: {', '.join(f'{field.name} {field.dataType.simpleString()}' for field in self.schema)}>"
+
+    if not TYPE_CHECKING:  # a type checker should find such names itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_such_attribute("Stream", name, keyed=False)
 
     @property
     def schema(self) -> StructType:

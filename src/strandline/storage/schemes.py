@@ -53,12 +53,9 @@ def _open(url: str, options: Mapping[str, str] | None) -> Storage:
     scheme = _scheme(url)
     if scheme == "file":
         return LocalStorage(url)
-    if not re.match(r"[^:]+://", url):
-        raise ConfigError(f"the storage {url!r} is refused: after {scheme}: come two slashes, as in {scheme}://place")
-    if scheme in OBJECT_STORE_SCHEMES:
-        return ObjectStorage(url, options)
-    if scheme in HDFS_SCHEMES:
-        return _open_hdfs(url, options)
+    if scheme in (*OBJECT_STORE_SCHEMES, *HDFS_SCHEMES):
+        _require_slashes(url, scheme)
+        return ObjectStorage(url, options) if scheme in OBJECT_STORE_SCHEMES else _open_hdfs(url, options)
     plugins = _plugins(tuple(sys.path))
     names = [name for name in plugins if scheme == name or (name.endswith("+") and scheme.startswith(name))]
     if not names:
@@ -69,7 +66,13 @@ def _open(url: str, options: Mapping[str, str] | None) -> Storage:
             f"the storage {url!r} cannot be opened: its scheme is not supported; supported: a local path, "
             f"{supported}. If another package provides the scheme, install that package on every host"
         )
+    _require_slashes(url, scheme)
     return _opened_by(plugins[max(names, key=len)], url, options)
+
+
+def _require_slashes(url: str, scheme: str) -> None:
+    if not re.match(r"[^:]+://", url):
+        raise ConfigError(f"the storage {url!r} is refused: after {scheme}: come two slashes, as in {scheme}://place")
 
 
 def _open_hdfs(url: str, options: Mapping[str, str] | None) -> Storage:

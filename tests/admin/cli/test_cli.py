@@ -455,9 +455,23 @@ def test_ls_and_verify_count_the_same_files_of_any_checkpoint(tmp_path: Path) ->
 
 
 def test_show_gives_steps_states_schemas_offsets_and_watermark(tmp_path: Path) -> None:
+    pages = {"type": "array", "elementType": "string", "containsNull": True}
+    inner = {"type": "struct", "fields": [{"name": "x", "type": "decimal(10,2)", "nullable": True, "metadata": {}}]}
+    counts = {"type": "map", "keyType": "string", "valueType": inner, "valueContainsNull": True}
+    nested = json.dumps(
+        {
+            "type": "struct",
+            "fields": [
+                {"name": name, "type": kind, "nullable": True, "metadata": {}}
+                for name, kind in (("n", "long"), ("pages", pages), ("counts", counts))
+            ],
+        }
+    )
     states = (
         {"name": "total", "kind": "value", "schema": "n long", "key_schema": None, "ttl_ms": 60_000},
         {"name": "seen", "kind": "map", "schema": "at long", "key_schema": "page string", "ttl_ms": None},
+        {"name": "nested", "kind": "list", "schema": nested, "key_schema": None, "ttl_ms": None},
+        {"name": "odd", "kind": "list", "schema": '{"fields": [7]}', "key_schema": None, "ttl_ms": None},
     )
     offsets = b'v1\n{"batchWatermarkMs":5}\n{"logOffset":3}\n{"visits":{"0":17}}\n{"tick":12}'
     position = SourcePosition(1, {"offsets/1": offsets, "commits/1": b'v1\n{"nextBatchWatermarkMs":1700000000000}'})
@@ -483,7 +497,9 @@ def test_show_gives_steps_states_schemas_offsets_and_watermark(tmp_path: Path) -
         '{"visits": {"0": 17}}',
         "step count: 0 B in 2 subtasks",
         "count: window by user string; time ts timestamp; size 1 min",
-        "total: value of n long, time to live 60000 ms",
+        "total: value of n long, time to live 1 min",
+        "nested: list of n long, pages array<string>, counts map<string, struct<x decimal(10,2)>>",
+        'odd: list of {"fields": [7]}',
         "seen: map of page string → at long",
     ):
         assert expected in text

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -240,6 +240,12 @@ def test_output_rows_may_be_tuples_rows_lists_or_dicts(slot: Make) -> None:
     assert rows == [("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", None)]
 
 
+def test_the_names_of_a_row_count_and_not_its_order(slot: Make) -> None:
+    made = [Row(n=1, k="a"), cast(Any, Row)("b", 2), Row("n", "k")(3, "c"), Row(k="d", n=4)]
+    rows = slot(operator_of(lambda *_: iter(made))).run([("a", 1)])
+    assert rows == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+
+
 @pytest.mark.parametrize(
     ("row", "told"),
     [
@@ -252,8 +258,10 @@ def test_output_rows_may_be_tuples_rows_lists_or_dicts(slot: Make) -> None:
         (("b", True), "output column 'n': expected bigint, got True"),
         (("\ud800", 1), "output column 'k' cannot be written as string"),
         ({"k": "b", "m": 1}, "a column 'm', expected k, n"),
+        (Row(k="b", m=1), "a column 'm', expected k, n"),
+        (Row(k="b"), r"an output row has 1 values, expected 2 \(k, n\)"),
         ("b", "must be a tuple, Row, list or dict with k, n, got 'b'"),
-        (7, r"must be a tuple, Row, list or dict with k, n, got 7 \(int\)"),
+        (7, r"must be a tuple, Row, list or dict with k, n, got 7 \(int\); yield rows, or return a list"),
     ],
 )
 def test_an_output_row_that_does_not_fit_is_told_with_operator_key_and_column(slot: Make, row: Any, told: str) -> None:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from strandline.admin.cli.console import SafeConsole
 from strandline.admin.inspection import CheckpointFacts, JobFolder
+from strandline.checkpoint.steps import columns_text, duration_text
 
 if TYPE_CHECKING:
     from strandline.admin.garbage import Garbage
@@ -130,7 +131,7 @@ def print_details(details: dict[str, Any]) -> None:
         ("completed", f"{_time(details['time'])} UTC, generation {details['generation']}, batch {details['batch']}"),
         ("state", f"{size_text(details['full_bytes'])} in {details['files']} files"),
         ("parallelism", f"{details['parallelism']} of at most {details['max_parallelism']}"),
-        ("published", f"{details['sink_rows']:,} rows in {details['sink_files']} files"),
+        ("published", f"{details['sink_rows']:,} rows in {details['sink_files']} files by this checkpoint"),
     ):
         head.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
     console.print(head)
@@ -175,9 +176,34 @@ def _print_step(console: SafeConsole, step: dict[str, Any]) -> None:
         console.print(Text(f"  {step['description']}"), soft_wrap=True)
     for state in step["states"]:
         key, lives = state.get("key_schema"), state.get("ttl_ms")
-        keyed, until = f"{key} → " if key else "", f", time to live {lives} ms" if lives else ""
-        what = f"{state.get('name')}: {state.get('kind')} of {keyed}{state.get('schema')}{until}"
+        keyed = f"{_columns(key)} → " if key else ""
+        until = f", time to live {duration_text(lives) if isinstance(lives, int) else lives}" if lives else ""
+        what = f"{state.get('name')}: {state.get('kind')} of {keyed}{_columns(state.get('schema'))}{until}"
         console.print(Text(f"  {what}"), soft_wrap=True)
+
+
+def _columns(schema: Any) -> str:
+    """A stored schema for people: `user string, n long`. What is no schema of Spark's in JSON stays as it is."""
+    try:
+        fields = json.loads(schema)["fields"]
+        return columns_text((field["name"], _type(field["type"])) for field in fields)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return str(schema)
+
+
+def _type(stored: Any) -> str:
+    """A type of Spark's for people, from its JSON: a name, or an object for a nested or a user-defined type."""
+    if isinstance(stored, str):
+        return stored
+    match stored["type"]:
+        case "struct":
+            return f"struct<{columns_text((field['name'], _type(field['type'])) for field in stored['fields'])}>"
+        case "array":
+            return f"array<{_type(stored['elementType'])}>"
+        case "map":
+            return f"map<{_type(stored['keyType'])}, {_type(stored['valueType'])}>"
+        case other:
+            return str(other)
 
 
 def _watermark(milliseconds: int | None) -> str:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    StructType,
-)
+from pyspark.sql import Row
+from pyspark.sql.types import StructType
 
 from strandline.errors import SchemaError
 from strandline.state.coding.values import MisfitError, check_for, exact_types, shown
@@ -50,6 +49,9 @@ class RowWriter:
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow)
 
     def _as_tuple(self, row: Any, at: int, key_at: Callable[[int], object]) -> tuple[Any, ...]:
+        names = getattr(row, "__fields__", None) if isinstance(row, Row) else None
+        if names is not None and names != self._names and len(set(names)) == len(row) == len(self._names):
+            row = dict(zip(names, row, strict=True))
         if isinstance(row, tuple | list):
             return tuple(row)
         if isinstance(row, dict):
@@ -62,7 +64,7 @@ class RowWriter:
             return tuple(map(row.get, self._names))
         raise SchemaError(
             f"{self._where}, key {key_at(at)}: an output row must be a tuple, Row, list or dict with "
-            f"{', '.join(self._names)}, got {shown(row)}"
+            f"{', '.join(self._names)}, got {shown(row)}; yield rows, or return a list of rows, not a single row"
         )
 
     def _column(self, at: int, values: Sequence[Any], key_at: Callable[[int], object]) -> Any:

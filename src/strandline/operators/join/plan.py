@@ -153,8 +153,8 @@ class JoinPlan:
         if times[0] is None:
             if how != "inner":
                 raise JobDefinitionError(
-                    f"{self._where}: a {how} join needs the time columns of both sides and bounds between them: "
-                    "without them a row would wait for a partner for ever"
+                    f"{self._where}: a {how} join needs the time columns of both sides and bounds between them, "
+                    "such as within='1h': without them a row would wait for a partner for ever"
                 )
             if bounds_ms is not None:
                 raise JobDefinitionError(

@@ -167,7 +167,7 @@ class SparkHandle(StatefulProcessorHandle):
         if self._time_mode != "processing":
             raise SparkDefinitionError(
                 f"state {name!r}: a time-to-live needs the time mode ProcessingTime, as in Spark; pass "
-                'time_mode="processing", or leave ttlDurationMs out'
+                'timeMode="ProcessingTime", or leave ttlDurationMs out'
             )
         if not isinstance(ttl_ms, int | np.integer) or ttl_ms < 0:
             raise SparkDefinitionError(

@@ -160,10 +160,11 @@ class Pass(KeyedProcessor):
 
 
 @pytest.mark.parametrize(("words", "passes"), [({}, False), ({"late": "keep"}, True), ({"late": "aside"}, False)])
-def test_late_rows_are_treated_as_in_a_job(words: Any, passes: bool) -> None:
+@pytest.mark.parametrize("mode", ["event", "EventTime"])
+def test_late_rows_are_treated_as_in_a_job(words: Any, passes: bool, mode: str) -> None:
     columns: Any = {"input_schema": "k long, at timestamp", "key": "k", "output_schema": "k long, at timestamp"}
     old, new = (1, datetime(2025, 1, 1, tzinfo=UTC)), (2, datetime(2026, 1, 1, tzinfo=UTC))
-    with ProcessorHarness(Pass(), **columns, time_mode="event", event_time="at", **words) as h:
+    with ProcessorHarness(Pass(), **columns, time_mode=mode, event_time="at", **words) as h:
         h.advance_watermark(int(old[1].timestamp() * 1000))
         assert h.process([old, new]) == ([old, new] if passes else [new])
         assert h.late_rows == (0 if passes else 1)

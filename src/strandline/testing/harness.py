@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from strandline.config.option import DurationLike, parse_duration
 from strandline.errors import StrandlineError
-from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, SideRows, SubtaskInfo, TimeMode
+from strandline.operators.base import KEY_GROUP_COLUMN, TIME_MODES, BatchInfo, SideRows, SubtaskInfo, TimeMode
 from strandline.operators.columns.row_reader import column_reader, iterate_rows, row_factory
 from strandline.operators.columns.row_writer import RowWriter
 from strandline.operators.columns.schemas import arrow_schema
@@ -95,7 +95,7 @@ class ProcessorHarness:
                 processor,
                 keys,
                 *schemas,
-                time_mode=cast(TimeMode, time_mode),
+                time_mode=cast(TimeMode, TIME_MODES.get(time_mode.lower(), time_mode)),
                 timer_service=timer_service,
                 event_time=event_time,
                 late=late,

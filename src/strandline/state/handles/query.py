@@ -14,6 +14,7 @@ from strandline.state.backends.base import StateBackend
 from strandline.state.coding.codec import ValueCodec
 from strandline.state.coding.ddl import parse_schema
 from strandline.state.coding.keys import KeyEncoder
+from strandline.state.coding.values import shown
 from strandline.state.descriptors import StateDescriptor
 from strandline.state.handles.timers import time_of, times_prefix
 from strandline.state.handles.ttl import STAMP_BYTES, stamp_of
@@ -32,10 +33,13 @@ def encode_key(key_schema: StructType, key: Sequence[Any], key_group: int) -> by
     schema = arrow_schema(key_schema)
     if len(key) != len(schema):
         raise SchemaError(f"a key has {len(schema)} values ({', '.join(schema.names)}), got {len(key)}: {tuple(key)!r}")
-    try:
-        columns = [pa.array([value], field.type) for value, field in zip(key, schema, strict=True)]
-    except (pa.ArrowException, OverflowError, UnicodeError) as error:
-        raise SchemaError(f"{tuple(key)!r} is not a key of type {key_schema.simpleString()}: {error}") from None
+    columns = []
+    for value, field, column in zip(key, schema, key_schema.fields, strict=True):
+        try:
+            columns.append(pa.array([value], field.type))
+        except (pa.ArrowException, OverflowError, UnicodeError):
+            kind = column.dataType.simpleString()
+            raise SchemaError(f"key column {column.name!r}: expected {kind}, got {shown(value)}") from None
     row = pa.RecordBatch.from_arrays([*columns, pa.array([key_group], pa.int32())], names=[*schema.names, _GROUP])
     return KeyEncoder(schema, schema.names, _GROUP).encode(row).one(0)
 

@@ -177,9 +177,8 @@ class Stream:
             raise JobDefinitionError(f"{sink!r} is not a sink; use ParquetSink(path) or ForeachBatchSink(function)")
         if isinstance(sink, ParquetSink):
             place = open_storage(sink.path, self._job.config.storage_options)  # contacts nobody
-            if is_local(sink.path):
-                # The driver, every task and the next start must know the folder by one name.
-                sink = replace(sink, path=os.path.abspath(place.url))
+            # The driver, every task and the next start must know the folder by one name.
+            sink = replace(sink, path=os.path.abspath(place.url) if is_local(sink.path) else place.url)
             taken = set(sink.added_columns) & set(self.schema.names)
             if taken:
                 raise JobDefinitionError(

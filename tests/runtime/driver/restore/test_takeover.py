@@ -66,6 +66,8 @@ class Job:
         self.storage = LocalStorage(str(root / "checkpoints"))
         self.settings = StorageSettings(self.storage.url, {})
         self.sink = LocalStorage(str(root / "out"))
+        self.path = "out"
+        """The path of the sink as the user writes it."""
         self.numbers = 0
 
     def start(
@@ -86,7 +88,7 @@ class Job:
             job=job,
             operators=(),
             max_parallelism=128,
-            sinks={"out": sink or self.sink},
+            sinks={self.path: sink or self.sink},
             can_withdraw=True,
             restore=Restore(path) if path is not None else None,
         )
@@ -100,7 +102,7 @@ class Job:
         self.numbers += 1
         batch = first_batch(claim.generation) + self.numbers
         final = new_final_name(JOB, batch)
-        file = SinkFile("out", staged_name(final), final, rows=1, size=4)
+        file = SinkFile(self.path, staged_name(final), final, rows=1, size=4)
         self.sink.write(file.staged, b"rows")
         metadata = checkpoint_metadata(
             self.numbers, batch_id=batch, generation=claim.generation, sink_files=(file,), job=JOB
@@ -126,6 +128,20 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["linked", "moved"])
+def test_rows_that_were_not_published_yet_appear_also_if_the_folder_has_another_name_now(job: Job, moved: bool) -> None:
+    job.path = job.sink.url
+    rows = job.complete(job.start(), publish=False)
+    other = job.root / "other"
+    if moved:
+        Path(job.path).rename(other)
+    else:
+        other.symlink_to(job.path)
+    job.path, job.sink = str(other), LocalStorage(str(other))
+    job.start()
+    assert job.visible() == {rows}
 
 
 @pytest.mark.parametrize("call", range(1, 7))

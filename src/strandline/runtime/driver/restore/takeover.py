@@ -145,6 +145,9 @@ def take_over(
     claim = _claim(storage, settings, paths, store, wanted, found)
     if found is not None:
         _log_differences(wanted, found)
+    # Before the sinks are recovered, which deletes staged files: a folder may have been moved, or have a new name.
+    if claim.origin is None:  # in a checkpoint from elsewhere, the folders are those of somebody who may still run
+        _publish_for_former_sinks(wanted, found, settings)
     restored = _as_sinks_see(found, wanted.job)
     for path, sink in wanted.sinks.items():
         store.retries.call(
@@ -163,8 +166,6 @@ def take_over(
             named=named,
         )
         store.retries.call(f"job {wanted.job}: recovering {sink.url}", recover)
-    if claim.origin is None:  # in a checkpoint from elsewhere, the folders are those of somebody who may still run
-        _publish_for_former_sinks(wanted, found, settings)
     return claim
 
 
@@ -432,14 +433,18 @@ def _log_differences(wanted: Wanted, metadata: CheckpointMetadata) -> None:
 
 
 def _publish_for_former_sinks(wanted: Wanted, found: CheckpointMetadata | None, settings: StorageSettings) -> None:
-    """Publish the rows that the checkpoint covers in the folders of sinks that the job does not have any more."""
+    """Publish the rows that the checkpoint covers in the folders of sinks that the job does not have any more.
+
+    The folder may be that of one of the job's sinks now, because it was moved or has another name.
+    """
     if found is None or found.job != wanted.job:
         return
     for path in {file.sink for file in found.sink_files} - wanted.sinks.keys():
-        sink = open_storage(path, settings.options, private=False)
-        staged = [file for file in found.sink_files if file.sink == path and sink.exists(file.staged)]
-        if staged:
-            publish(sink, staged)
+        files = [file for file in found.sink_files if file.sink == path]
+        for sink in (open_storage(path, settings.options, private=False), *wanted.sinks.values()):
+            staged = [file for file in files if sink.exists(file.staged)]
+            if staged:
+                publish(sink, staged)
 
 
 def _as_sinks_see(metadata: CheckpointMetadata | None, job: str) -> CheckpointMetadata | None:

@@ -49,8 +49,8 @@ class ForeachBatchSink:
     If the function raises an exception, the restart strategy of the job decides, and the error is a `SinkError`. Some
     exceptions would come again and end the run at once: `PermissionError` as a `StorageRefusedError`; as a
     `UserCodeError` those that say that the code is wrong (`AssertionError`, `AttributeError`, `ImportError`,
-    `LookupError`, `NameError`, `NotImplementedError`, `SyntaxError`, `TypeError`, `SystemExit`, and Spark's
-    `AnalysisException`).
+    `LookupError`, `NameError`, `NotImplementedError`, `SyntaxError`, `TypeError`, Spark's `AnalysisException`), and
+    what is no `Exception`, such as `SystemExit`.
     """
 
     function: Callable[[DataFrame, int], None]

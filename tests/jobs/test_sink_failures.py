@@ -72,6 +72,16 @@ def test_an_assertion_of_the_user_ends_the_run_at_once_also_inside_a_task(place:
     assert (run.figures().restarts, run.figures().rounds_repeated) == (0, 0)
 
 
+def test_a_function_that_raises_no_exception_but_more_than_that_ends_the_run(place: Place) -> None:
+    def write(_rows: DataFrame, _batch: int) -> None:
+        pytest.fail("wrong rows")
+
+    place.write([("a", 1)])
+    run = counts(place, write)
+    with pytest.raises(sl.UserCodeError, match=r"(?s)raised Failed, .*wrong rows"):
+        run.await_termination(timeout=60)
+
+
 def test_a_parquet_sink_that_may_not_write_any_more_ends_the_run_at_once(place: Place) -> None:
     place.write([("a", 1)])
     run = place.sums().start()

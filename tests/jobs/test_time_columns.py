@@ -129,6 +129,24 @@ def test_a_union_is_as_far_behind_as_the_furthest_of_its_streams(sources: Source
     assert times(source.union(unknown)) == times(unknown.union(source)) == (None, {})
 
 
+def test_a_union_inside_a_transform_is_as_far_behind_as_any_time_column_of_the_step(sources: Sources) -> None:
+    left, right = sources.stream().key_by("user"), sources.stream("y", "paid").key_by("user")
+    joined = left.join(right, within=("-1h", "0s"))
+    assert times(joined) == ("ts", {"ts": 0, "paid": 60 * MINUTE})
+    paid = F.col("paid").alias("ts")
+    both = joined.transform(lambda rows: rows.select("user", "ts").union(rows.select("user", paid)))
+    assert times(both) == ("ts", {"ts": 60 * MINUTE})
+    assert times(both.transform(lambda rows: rows.where("user > 'a'"))) == ("ts", {"ts": 60 * MINUTE})
+    alike = joined.transform(lambda rows: rows.select("user", "ts").union(rows.select("user", "ts")))
+    assert times(alike) == ("ts", {"ts": 0})
+
+    sessions = left.window(sl.session("1m")).aggregate(n=sl.count())
+    start = F.col("window_start").alias("window_time")
+    ends = sessions.transform(lambda rows: rows.select("user", "window_time").union(rows.select("user", start)))
+    with pytest.raises(JobDefinitionError, match="'window_time' cannot be event time: a session may last"):
+        ends.key_by("user").window(sl.tumbling("1m")).aggregate(n=sl.count())
+
+
 def test_a_union_of_columns_with_different_types_is_refused(sources: Sources) -> None:
     source = sources.stream()
     texts = source.transform(lambda rows: rows.withColumn("x", F.col("x").cast("string")))

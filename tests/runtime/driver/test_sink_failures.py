@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 
 import pytest
@@ -25,6 +26,9 @@ from strandline.runtime.driver.sink_failures import function_failure, lasting_fa
         (KeyError("x"), UserCodeError),
         (ModuleNotFoundError(), UserCodeError),
         (SystemExit(1), UserCodeError),
+        (KeyboardInterrupt(), UserCodeError),
+        (pytest.fail.Exception("no rows"), UserCodeError),
+        (asyncio.CancelledError(), SinkError),
         (PermissionError(13, "denied"), StorageRefusedError),
     ],
 )

@@ -7,10 +7,11 @@ drops it when a column is computed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import NullType, StructField, StructType
 
 from strandline.operators.columns.names import quoted
 
@@ -92,6 +93,26 @@ def in_all(rows: DataFrame, schemas: Sequence[StructType]) -> DataFrame:
     if not changed:
         return rows
     return rows.select(*(F.col(quoted(name)).alias(name, metadata=changed.get(name)) for name in first.names))
+
+
+def as_united(rows: DataFrame, columns: Sequence[Sequence[str]], lag_ms: int) -> DataFrame:
+    """The rows of a transform with unions; `columns` has the metadata of each united column in every input, as JSON.
+
+    Spark takes the metadata of a union from its first input. If another input says something else about time, all time
+    columns of the result count as if they were computed: they have at least the lag `lag_ms`.
+    """
+    from pyspark.sql import functions as F
+
+    inputs = [[StructField("", NullType(), metadata=json.loads(one)) for one in column] for column in columns]
+    differing = [one for column in inputs if len(set(map(_entries, column))) > 1 for one in column]
+    if not differing:
+        return rows
+    lags = {name: max(lag, lag_ms) for name, lag in time_columns(rows.schema).items()}
+    unfit = {field.name: reason for field in rows.schema.fields if (reason := why_unfit(field)) is not None}
+    for reason in filter(None, map(why_unfit, differing)):
+        unfit |= dict.fromkeys(lags, reason)
+    marked = with_time_columns(rows.schema, lags, default_time_column(rows.schema), unfit)
+    return rows.select(*(F.col(quoted(one.name)).alias(one.name, metadata=one.metadata or None) for one in marked))
 
 
 def with_source_time(rows: DataFrame, column: str) -> DataFrame:

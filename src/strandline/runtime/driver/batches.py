@@ -343,7 +343,9 @@ class BatchFunction:
             selected = select(rows)
             try:
                 function(selected, batch)
-            except (Exception, SystemExit) as error:  # `sys.exit` would end Spark's callback thread and hang the query
+            except (
+                BaseException
+            ) as error:  # `sys.exit()` and the like would end Spark's callback thread: the query hangs
                 if is_spark_failure(error):
                     raise
                 raise function_failure(f"job {self._cluster.run.job}, batch {batch}", error) from error

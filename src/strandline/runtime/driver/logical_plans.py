@@ -38,6 +38,25 @@ def streams_of(frame: DataFrame) -> list[Any]:
     return [leaf for number in range(leaves.size()) if (leaf := leaves.apply(number)).isStreaming()]
 
 
+def columns_of_unions(frame: DataFrame, below: DataFrame) -> list[list[str]]:
+    """For each column of a union in the plan of `frame`: its metadata in every input of the union, as JSON.
+
+    `frame` was made of `below`; the unions in the plan of `below` are left out.
+    """
+    found: list[list[str]] = []
+    known, nodes = analyzed_plan(below), [analyzed_plan(frame)]
+    while nodes:
+        node = nodes.pop()
+        if node.fastEquals(known):
+            continue
+        inputs = [node.children().apply(number) for number in range(node.children().size())]
+        if node.nodeName() == "Union":
+            outputs = [one.output() for one in inputs]
+            found += [[str(one.apply(at).metadata().json()) for one in outputs] for at in range(outputs[0].size())]
+        nodes += inputs
+    return found
+
+
 def all_support_available_now(frame: DataFrame) -> bool:
     """Whether Spark can read all streams of a plan up to what they hold now in several batches. Others may be able."""
     return all(

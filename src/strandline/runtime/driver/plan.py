@@ -18,9 +18,9 @@ from strandline.errors import JobDefinitionError
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN, Operator
 from strandline.operators.columns.names import quoted
 from strandline.operators.columns.schemas import arrow_schema
-from strandline.operators.columns.time_columns import in_all
+from strandline.operators.columns.time_columns import as_united, in_all
 from strandline.runtime.driver.batches import Outlets
-from strandline.runtime.driver.logical_plans import streams_of
+from strandline.runtime.driver.logical_plans import columns_of_unions, streams_of
 from strandline.runtime.driver.tick_source import tick_rows
 from strandline.runtime.driver.watermarks import Lags, SourceTime, WatermarkPlan, behind, merged
 from strandline.runtime.protocol.address import Address
@@ -344,7 +344,9 @@ def _build(node: Node, wiring: Wiring | None, known: dict[int, DataFrame]) -> Da
         case SourceNode(frame):
             return frame
         case TransformNode(parent, function):
-            return _transformed(function, _frame(parent, wiring, known))
+            rows = _frame(parent, wiring, known)
+            made = _transformed(function, rows)
+            return as_united(made, columns_of_unions(made, rows), greatest_lag(parent))
         case UnionNode(parents):
             frames = [_frame(parent, wiring, known) for parent in parents]
             return in_all(reduce(lambda a, b: a.unionByName(b), frames), [frame.schema for frame in frames])

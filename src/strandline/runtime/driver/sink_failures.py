@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import re
+from asyncio import CancelledError
 
 from strandline.errors import SinkError, StorageRefusedError, StrandlineError, UserCodeError
 from strandline.operators.user_code import user_traceback
@@ -47,7 +48,8 @@ def function_failure(where: str, error: BaseException) -> StrandlineError:
     text = user_traceback(error)
     if isinstance(error, PermissionError):
         return StorageRefusedError(f"{where}: the function of a ForeachBatchSink was refused access:\n{text}")
-    if isinstance(error, (*WRONG_CODE, AnalysisException)):
+    meant_to_end = not isinstance(error, (Exception, CancelledError))
+    if meant_to_end or isinstance(error, (*WRONG_CODE, AnalysisException)):
         return UserCodeError(
             f"{where}: the function of a ForeachBatchSink raised {type(error).__name__}, which a restart would raise "
             f"again:\n{text}"

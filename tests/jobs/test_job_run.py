@@ -227,3 +227,25 @@ def test_the_figures_of_a_job_with_event_time_two_readers_and_two_sinks(place: P
     assert "completed" in listener.told
     assert listener.progress == run.recent_progress
     assert failing.told == listener.told
+
+
+def test_rows_count_once_also_where_spark_reads_them_once_for_several_steps(place: Place) -> None:
+    """Steps with the same key and columns share one reading; another column or a filter makes one more."""
+    job = place.job()
+    source = job.source(place.source())
+    other = job.source(place.source())
+    first = source.key_by("user").aggregate(n=sl.count(), uid="first")
+    first.sink(sl.ParquetSink(str(place.root / "first")))
+    first.key_by("n").aggregate(users=sl.count(), uid="second").sink(sl.ParquetSink(str(place.root / "second")))
+    source.key_by("user").aggregate(m=sl.count(), uid="third").sink(sl.ParquetSink(str(place.root / "third")))
+    source.key_by("user").aggregate(x=sl.sum("x"), uid="fourth").sink(sl.ParquetSink(str(place.root / "fourth")))
+    both = source.union(other).transform(lambda rows: rows.filter("x > 1"))
+    both.key_by("user").aggregate(n=sl.count(), uid="fifth").sink(sl.ParquetSink(str(place.root / "fifth")))
+    for rows in ([("a", 1), ("b", 2), ("a", 3)], [("c", 4), ("a", 5)]):
+        place.write(rows)
+    run = job.start(available_now=True)
+    assert run.await_termination(timeout=120)
+    figures = run.figures()
+    assert [source.rows for source in figures.sources] == [5, 5]
+    assert figures.rows == sum(report["numInputRows"] for report in run.recent_progress) == 10
+    assert figures.steps["fifth"].rows_in == 8

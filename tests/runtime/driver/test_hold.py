@@ -40,7 +40,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def generation(cluster: Cluster) -> Generation:
-    batches = BatchFunction(cluster, 1, NOBODY, NOBODY, NOBODY, NOBODY, NOBODY, NOBODY, checkpoint_every_batch=False)
+    batches = BatchFunction(
+        cluster, 1, NOBODY, NOBODY, NOBODY, NOBODY, NOBODY, NOBODY, NOBODY, checkpoint_every_batch=False
+    )
     return Generation(
         number=1,
         parallelism=1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,6 +104,14 @@ def test_a_report_has_the_names_of_spark_and_counts_each_row_once() -> None:
     progress.sampled(1, [slot], 4000, None)
     assert progress.steps()["second"] == figures, "a slot that does not answer does not make the state smaller"
     assert progress.sizes.memory.used_bytes == 160
+
+
+def test_a_source_that_is_read_less_often_than_the_plan_has_places_is_divided_by_the_reads() -> None:
+    progress = RunProgress("visits")
+    progress.begin(Shape(1, 2, -1, (0, 0, 0, 1, 1)), STEPS)
+    progress.committed(replace(work(1, 0, 6), reads={0: 2}))
+    progress.reported(1, spark_report(0, 6, (0, 0, 1, 1)))
+    assert [source.rows for source in progress.sources()] == [6, 6]
 
 
 def test_rates_are_those_of_the_last_minute_and_fall_to_zero() -> None:

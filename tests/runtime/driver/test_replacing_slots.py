@@ -97,7 +97,7 @@ def generation(cluster: Cluster, storage: LocalStorage) -> Generation:
         query=NOBODY,
         start_query=NOBODY,
         batch_function=BatchFunction(
-            cluster, 1, protocol, NOBODY, checkpoints, NOBODY, NOBODY, NOBODY, checkpoint_every_batch=False
+            cluster, 1, protocol, NOBODY, checkpoints, NOBODY, NOBODY, NOBODY, NOBODY, checkpoint_every_batch=False
         ),
         checkpoints=checkpoints,
         cluster=cluster,

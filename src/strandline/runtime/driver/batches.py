@@ -79,6 +79,7 @@ class BatchFunction:
         clock: Clock,
         progress: RunProgress,
         read_seen: Callable[[], Mapping[int, Seen]],
+        count_reads: Callable[[], Mapping[int, int]],
         *,
         checkpoint_every_batch: bool,
     ) -> None:
@@ -99,6 +100,7 @@ class BatchFunction:
         self._checkpoints = checkpoints
         self._clock = clock
         self._read_seen = read_seen
+        self._count_reads = count_reads
         self._checkpoint_every_batch = checkpoint_every_batch
         self._gate = threading.Event()
         """Batches begin only while it is set."""
@@ -219,7 +221,7 @@ class BatchFunction:
             return files
 
         files = self._in_rounds(context, batch, when, evaluate)
-        self._commit(spark_batch, files, began, when, self._read_seen())
+        self._commit(spark_batch, files, began, when, self._read_seen(), self._count_reads())
 
     def initialize(self, frames: list[DataFrame]) -> None:
         """Send initial state to the slots of the steps that have some, as a batch of its own before Spark's first.
@@ -373,7 +375,13 @@ class BatchFunction:
                     self._protocol.prepared(operator, index, status.incarnation, round_, None)
 
     def _commit(
-        self, spark_batch: int, files: list[SinkFile], began: float, when: BatchTime, seen: Mapping[int, Seen]
+        self,
+        spark_batch: int,
+        files: list[SinkFile],
+        began: float,
+        when: BatchTime,
+        seen: Mapping[int, Seen],
+        reads: Mapping[int, int],
     ) -> None:
         with self._checkpoints.commit_lock:
             batch = self._decide(lambda timers: self._clock.committed(when, seen, timers))
@@ -382,7 +390,7 @@ class BatchFunction:
         for (operator, _index), counts in self._counts.items():
             steps[operator] = steps.get(operator, RowCounts()).plus(counts)
         written = sum(file.rows for file in files)
-        self._progress.committed(BatchWork(batch, spark_batch, when, began, time.monotonic(), steps, written))
+        self._progress.committed(BatchWork(batch, spark_batch, when, began, time.monotonic(), steps, written, reads))
         self.batches += 1
 
     def _decide(self, on_applied: Callable[[list[NextTimers]], None]) -> int:

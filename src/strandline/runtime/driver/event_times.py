@@ -59,6 +59,12 @@ def observed_watermarks(frame: DataFrame, source: int) -> tuple[DataFrame, tuple
     return (dataset(plan), tuple(found)) if found else (frame, ())
 
 
+def running_execution(spark: SparkSession) -> Any:
+    """Spark's execution of the running batch, as an object of the JVM. The caller is the batch function."""
+    query: Any = spark.streams.get(str(spark.sparkContext.getLocalProperty(QUERY_ID)))
+    return query._jsq.streamingQuery().lastExecution()
+
+
 def read_observed(spark: SparkSession, plan: WatermarkPlan) -> dict[int, Seen]:
     """What the rows of every source have shown in the running batch. The caller is the batch function.
 
@@ -67,8 +73,7 @@ def read_observed(spark: SparkSession, plan: WatermarkPlan) -> dict[int, Seen]:
     """
     if not any(source.delays_ms for source in plan.sources):
         return {}
-    query: Any = spark.streams.get(str(spark.sparkContext.getLocalProperty(QUERY_ID)))
-    metrics = query._jsq.streamingQuery().lastExecution().observedMetrics()
+    metrics = running_execution(spark).observedMetrics()
     return {
         number: _seen([metrics.get(_name(number, one)) for one in range(len(source.delays_ms))])
         for number, source in enumerate(plan.sources)

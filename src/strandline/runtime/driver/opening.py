@@ -44,6 +44,7 @@ from strandline.runtime.driver.restore.source_logs import SourceLogs, uploader, 
 from strandline.runtime.driver.restore.takeover import Claim, Restore, Wanted, take_over
 from strandline.runtime.driver.rocksdb_factory import pickle_factory
 from strandline.runtime.driver.scratch_folder import ScratchFolder
+from strandline.runtime.driver.source_reads import SourceReads
 from strandline.runtime.driver.spark_times import times_of
 from strandline.runtime.driver.watermarks import WatermarkPlan
 from strandline.runtime.protocol.messages import BackendSettings, OperatorSpec
@@ -311,6 +312,7 @@ class _Opening:
             planned.clock,
             run.progress,
             lambda: read_observed(run.spark, planned.watermarks),
+            SourceReads(run.spark, planned.source_places).look,
             checkpoint_every_batch=self._config.checkpoint_every_batch,
         )
         run.progress.begin(

@@ -45,6 +45,8 @@ class BatchWork:
     steps: Mapping[str, RowCounts]
     written_rows: int
     """Rows in Parquet files."""
+    reads: Mapping[int, int] = field(default_factory=dict)
+    """How often the batch read each source. One that is missing was read at each of its places; see `SourceReads`."""
 
     @property
     def watermark_ms(self) -> int | None:
@@ -250,7 +252,8 @@ class RunProgress:
         """Count the rows of each source once, and note where it stands. Returns Spark's facts, corrected."""
         found = []
         for number, told in zip(dict.fromkeys(self._shape.places), spark["sources"], strict=False):
-            rows = round(told["numInputRows"] / self._shape.places.count(number))
+            reads = counted.work.reads.get(number, self._shape.places.count(number))
+            rows = round(told["numInputRows"] / reads)
             counted.rows_in[number] = rows
             self._rows_in[number] += rows
             end, latest = told.get("endOffset"), told.get("latestOffset")
@@ -311,7 +314,7 @@ def _added(one: OperatorFigures, other: OperatorFigures) -> OperatorFigures:
 
 
 def _corrected(told: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """Spark's facts with the right number of rows. Spark counts a source as often as the plan reads it."""
+    """Spark's facts with the right number of rows. Spark counts a source as often as the batch reads it."""
     share = rows / told["numInputRows"] if told["numInputRows"] else 1.0
     rates = {name: (told.get(name) or 0.0) * share for name in _ROW_FIELDS[1:]}
     return {**told, "numInputRows": rows, **rates}

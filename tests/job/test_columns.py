@@ -83,3 +83,10 @@ def test_a_time_column_that_does_not_exist_is_named_with_or_without_a_delay(
             job.source(frame, event_time="tss", watermark_delay=delay)
     with pytest.raises(sl.JobDefinitionError, match="give both"):
         job.source(frame, event_time="ts")
+
+
+@pytest.mark.parametrize("name", ["__sl_key_group", "__sl_pane", "__sl_anything"])
+def test_names_that_steps_give_to_their_own_columns_are_refused(events: sl.Stream, name: str) -> None:
+    renamed = events.transform(lambda rows: rows.withColumnRenamed("n", name))
+    with pytest.raises(sl.JobDefinitionError, match=f"begin with '__sl_' are reserved; rename '{name}'"):
+        renamed.key_by("user")

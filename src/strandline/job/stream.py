@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from strandline.errors import JobDefinitionError
 from strandline.job.spark_words import no_such_attribute
-from strandline.operators.columns.declared import check_key_type, check_time_column
+from strandline.operators.columns.declared import check_key_type, check_not_reserved, check_time_column
 from strandline.operators.columns.time_columns import default_time_column, lag_of, time_columns
 from strandline.runtime.driver.logical_plans import source_problems
 from strandline.runtime.driver.plan import (
@@ -155,8 +155,8 @@ class Stream:
         `F.lower("user").alias("u")`: the stream then has the column `u`, too. A list of columns is the same as the
         columns one by one.
 
-        Raises `JobDefinitionError` if a column does not exist, if an expression has no name of its own, or if
-        a column has a map or a collated string in it.
+        Raises `JobDefinitionError` if a column does not exist, if an expression has no name of its own, if a key
+        column has a map or a collated string in it, or if the name of a column begins with `__sl_`.
         """
         from strandline.job.key_columns import read_key_columns
         from strandline.job.keyed_stream import KeyedStream
@@ -165,6 +165,7 @@ class Stream:
         keyed = self.transform(lambda frame: frame.withColumns(added)) if added else self
         for name in names:
             check_key_type(keyed.schema[name].dataType, "the column", f"job {self._job.name!r}: key_by({name!r})")
+        check_not_reserved(keyed.schema, f"job {self._job.name!r}: key_by")
         return KeyedStream(keyed, names)
 
     def sink(self, sink: Sink) -> Stream:

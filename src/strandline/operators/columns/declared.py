@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from typing import Final
 
 from pyspark.sql.types import (
     ArrayType,
@@ -17,6 +18,9 @@ from pyspark.sql.types import (
 from strandline.errors import JobDefinitionError
 from strandline.operators.columns.time_columns import why_unfit
 
+RESERVED_COLUMNS: Final = "__sl_"
+"""The columns that steps add to their rows begin with this."""
+
 
 def column_type(schema: StructType, column: str, where: str) -> DataType:
     """The type of a column; raises `JobDefinitionError`, with the most similar name, if there is no such column."""
@@ -26,6 +30,16 @@ def column_type(schema: StructType, column: str, where: str) -> DataType:
     near = difflib.get_close_matches(column, names, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"the columns are {', '.join(names)}"
     raise JobDefinitionError(f"{where}: no column {column!r}; {hint}")
+
+
+def check_not_reserved(schema: StructType, where: str) -> None:
+    """Raise `JobDefinitionError` if a column has a name like those that steps add to their rows."""
+    for name in schema.fieldNames():
+        if name.startswith(RESERVED_COLUMNS):
+            raise JobDefinitionError(
+                f"{where}: names of columns that begin with {RESERVED_COLUMNS!r} are reserved; rename {name!r} in a "
+                "transform"
+            )
 
 
 def check_key_type(kind: DataType, what: str, where: str) -> None:

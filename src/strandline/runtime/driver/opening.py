@@ -163,6 +163,7 @@ class _Opening:
                 if isinstance(sink, ParquetSink)
             },
             can_withdraw=all(isinstance(sink, ParquetSink) for _node, sink in graph.sinks),
+            columns=graph.written_columns(),
             restore=request.restore,
             allow_non_restored=run.allow_non_restored,
             others=_other_roots(config),
@@ -184,7 +185,7 @@ class _Opening:
 
     def _make_outputs_readable(self) -> None:
         retries = Retries()
-        for path, columns in self._run.graph.written_columns().items():
+        for path, columns in self._wanted.columns.items():
             storage = self._wanted.sinks[path]
             retries.call(
                 f"job {self._run.job}: the columns of {storage.url}",

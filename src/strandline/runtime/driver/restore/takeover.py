@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 import msgspec
+import pyarrow as pa
 
 from strandline.checkpoint.job_log import CheckpointRef, JobLog, Start
 from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile, all_files, file_paths, source_files
@@ -24,6 +25,7 @@ from strandline.errors import (
 )
 from strandline.operators.base import Operator
 from strandline.operators.schema_evolution import check_step
+from strandline.runtime.driver.restore.empty_output import check_columns
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata, read_referenced
 from strandline.runtime.driver.restore.retries import Retries
 from strandline.runtime.driver.restore.savepoints import METADATA, open_savepoint
@@ -58,6 +60,8 @@ class Wanted:
     """The folders of the job's `ParquetSink`s, by path."""
     can_withdraw: bool
     """Whether every sink can withdraw rows that it has published. A `ForeachBatchSink` cannot."""
+    columns: Mapping[str, pa.Schema] = field(default_factory=dict)
+    """The columns that each sink's folder gets, by path."""
     restore: Restore | None = None
     allow_non_restored: bool = False
     """Whether restored state that the job does not declare any more may be dropped."""
@@ -186,6 +190,11 @@ def _win_takeover(
                 check_sink(sink, path, wanted.job, restored, log_before, store.retries, takes_sinks=start.takes_sinks)
                 for path, sink in wanted.sinks.items()
             ]
+            for path, columns in wanted.columns.items():
+                store.retries.call(
+                    f"job {wanted.job}: the columns of {wanted.sinks[path].url}",
+                    partial(check_columns, wanted.sinks[path], wanted.job, columns),
+                )
             named = candidates.later_sink_files(start, restored) if wanted.sinks else []
         except CheckpointError:
             # A running driver may have completed a checkpoint meanwhile, and deleted the one that was checked.

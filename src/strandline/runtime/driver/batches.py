@@ -105,6 +105,8 @@ class BatchFunction:
         self._gate = threading.Event()
         """Batches begin only while it is set."""
         self._gate.set()
+        self.entered = False
+        """Whether Spark's thread is in this function, at the gate or in a batch."""
         self._ending = threading.Event()
         self._jobs: tuple[SparkContext, str] | None = None
         """Spark, and the group to which the Spark jobs of the running batch belong."""
@@ -176,6 +178,13 @@ class BatchFunction:
     # --- one micro-batch ---------------------------------------------------------------------------
 
     def __call__(self, rows: DataFrame, spark_batch: int) -> None:
+        self.entered = True
+        try:
+            self._enter(rows, spark_batch)
+        finally:
+            self.entered = False
+
+    def _enter(self, rows: DataFrame, spark_batch: int) -> None:
         while True:
             self._gate.wait()
             if self._ending.is_set():

@@ -30,6 +30,8 @@ FIGURES_EVERY = 1.0
 """Seconds between two times that figures are taken."""
 REPORT_PATIENCE = 2.0
 """For how many seconds the end of a run waits for Spark's report on the last batch."""
+QUIET_PATIENCE = 3.0
+"""For how many seconds the end of a query waits for a moment in which Spark ends in silence."""
 LEAST_PATIENCE = 0.2
 """Seconds that each part of a run gets at least to end."""
 
@@ -227,8 +229,15 @@ class Generation:
         self.checkpoints.close(left)
         self._scratch.remove()
 
+    def _would_print(self) -> bool:
+        """Whether Spark plans a batch or notes its end. Interrupted there, while it writes files, it prints traces."""
+        return not self.batch_function.entered and bool(self._query.status["isTriggerActive"])
+
     def _stop_query(self) -> None:
+        deadline = time.monotonic() + QUIET_PATIENCE
         try:
+            while self._would_print() and time.monotonic() < deadline:
+                time.sleep(0.01)
             self._query.stop()
         except Exception as error:  # noqa: BLE001 - stopping a query that has failed may raise its failure again
             log.info("the query ended with: %s", str(error).splitlines()[0] if str(error) else error)

@@ -70,7 +70,7 @@ def storage(tmp_path: Path) -> LocalStorage:
 @pytest.fixture
 def cluster(tmp_path: Path, broken: BrokenSpark) -> Iterator[Cluster]:
     cluster = cluster_without_spark(tmp_path)
-    cluster._spark_context = broken  # type: ignore[assignment]
+    cluster.spark_context = broken  # type: ignore[assignment]
     backend = BackendSettings("rocksdb", 16 << 20, 1 << 20, True, "lz4")
     cluster._deployment = Deployment(1, 1, GROUPS, backend, tuple(OPERATORS))
     yield cluster

@@ -116,7 +116,7 @@ class Cluster(CoordinatorCalls):
         advertise_host: str,
         tls: Tls | None = None,
     ) -> None:
-        self._spark_context = spark_context
+        self.spark_context = spark_context
         self.listener: CheckpointListener | None = None
         self.recoveries: deque[Recovery] = deque(maxlen=KEPT_RECOVERIES)
         self.on_recovery: Callable[[Recovery], None] = lambda _recovery: None
@@ -359,7 +359,7 @@ class Cluster(CoordinatorCalls):
 
     def _discover(self, at_least: int) -> list[str]:
         """The task managers of all executors that take tasks now; those without one get one."""
-        run, context = self.run, self._spark_context
+        run, context = self.run, self.spark_context
         given_up = frozenset(self._managers.given_up)
         tasks = max(at_least, int(context.defaultParallelism))
         local = is_local_master(str(context.master))
@@ -383,7 +383,7 @@ class Cluster(CoordinatorCalls):
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
         """Spark jobs of this thread can be cancelled by `abandon`. In the query's thread, its end cancels them."""
-        context = self._spark_context
+        context = self.spark_context
         own = context.getLocalProperty(JOB_GROUP) is None
         if own:
             context.setLocalProperty(JOB_GROUP, self._run_id)
@@ -530,7 +530,7 @@ class Cluster(CoordinatorCalls):
         """End all calls and Spark jobs of the cluster that are under way, because the run ends at once."""
         self.abandoned = True
         self._managers.abandon()
-        self._spark_context.cancelJobGroup(self._run_id)
+        self.spark_context.cancelJobGroup(self._run_id)
 
     def close(self, patience: float = CLOSE_PATIENCE) -> None:
         """End all slots and task managers. Those that have not ended after `patience` seconds are killed.

@@ -18,6 +18,7 @@ from strandline.runtime.driver.figures import RestoreFigures
 from strandline.runtime.driver.progress import RunProgress, reports_after
 from strandline.runtime.driver.recoveries import Recovery, first_line
 from strandline.runtime.driver.scratch_folder import ScratchFolder
+from strandline.runtime.driver.spark_logs import interrupts_silenced
 from strandline.runtime.liveness.threads import BackgroundThread
 from strandline.runtime.protocol.slot_calls import Query
 
@@ -238,6 +239,7 @@ class Generation:
         try:
             while self._would_print() and time.monotonic() < deadline:
                 time.sleep(0.01)
-            self._query.stop()
+            with interrupts_silenced(self._cluster.spark_context):
+                self._query.stop()
         except Exception as error:  # noqa: BLE001 - stopping a query that has failed may raise its failure again
             log.info("the query ended with: %s", str(error).splitlines()[0] if str(error) else error)

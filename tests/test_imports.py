@@ -21,12 +21,16 @@ BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases erro
 
 MAY_IMPORT: dict[str, str] = {
     # What users import. `strandline` itself is the list of public names.
-    "strandline": "job sinks operators state config checkpoint runtime.driver runtime.protocol errors",
+    "strandline": "job sinks operators state state_reader config checkpoint runtime.driver runtime.protocol errors",
     "job": f"sinks progress runtime.driver {BELOW_RUNTIME}",
     "sinks": "errors",
     "progress": "",
     # What a person does to a job's folder. `strandline` gives it the version.
-    "admin": "strandline runtime.driver.restore checkpoint storage config errors redaction",
+    "admin": "strandline state_reader runtime.driver.restore checkpoint storage config errors redaction",
+    # State as a table. It finds checkpoints as a restore does, and decodes what the operators store.
+    "state_reader": f"runtime.driver.restore state_files {BELOW_RUNTIME}",
+    # The files of a checkpoint's state on local disk: what slots restore and what the state reader reads.
+    "state_files": "checkpoint state storage errors",
     # The processes know each other through `protocol`. Only the driver imports `task`, to send it to Spark.
     "runtime": "",
     "runtime.driver": f"sinks progress runtime.task runtime.protocol runtime.liveness {BELOW_RUNTIME}",
@@ -34,7 +38,7 @@ MAY_IMPORT: dict[str, str] = {
     "runtime.driver.tick_source": "pyspark_releases",
     "runtime.task": f"runtime.protocol runtime.liveness {BELOW_RUNTIME}",
     "runtime.taskmanager": "runtime.protocol runtime.liveness checkpoint state storage config errors",
-    "runtime.slot": f"runtime.protocol runtime.liveness {BELOW_RUNTIME}",
+    "runtime.slot": f"runtime.protocol runtime.liveness state_files {BELOW_RUNTIME}",
     # Frozen processes and dead threads, whatever they do.
     "runtime.liveness": "errors",
     "runtime.protocol": BELOW_RUNTIME,

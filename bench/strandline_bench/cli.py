@@ -15,7 +15,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from strandline.errors import ConfigError, StrandlineError
 from strandline_bench import changelog as rated
-from strandline_bench import coordinator, growth, operators, plot, recovery, report, rescale, spark_peer, value_state
+from strandline_bench import (
+    coordinator,
+    growth,
+    operators,
+    plot,
+    recovery,
+    report,
+    rescale,
+    spark_peer,
+    state_reader,
+    value_state,
+)
 from strandline_bench.rated_run import Mode, RatedWork, Settings
 from strandline_bench.rated_value_state import rated_value_state
 from strandline_bench.rated_window import WindowKeeping, rated_window
@@ -313,6 +324,25 @@ def growth_command(
     except StrandlineError as error:
         raise _failed(error) from None
     _print(result, as_json, growth.show)
+
+
+@app.command("state-reader")
+def state_reader_command(
+    keys: Annotated[int, typer.Option(help="Keys of the state.")] = 5_000_000,
+    value_bytes: Annotated[int, typer.Option(help="Size of a value.")] = 100,
+    repeats: Annotated[int, typer.Option(help="How often each reader reads all of the state.")] = 3,
+    parallelism: Annotated[int, typer.Option(help="Subtasks, and cores for Spark.")] = 2,
+    work_dir: Annotated[Path | None, typer.Option(help="Folder for input, state and output; emptied again.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Read the state of a stopped job as a table, beside Spark's reader of its own state store."""
+    with _errors_told():
+        parameters = state_reader.Parameters(
+            keys=keys, value_bytes=value_bytes, repeats=repeats, parallelism=parallelism
+        )
+        with ProgressOnStderr() as progress:
+            result = state_reader.run(parameters, progress.say, work_dir)
+    _print(result, as_json, state_reader.show)
 
 
 @app.command("rescale")

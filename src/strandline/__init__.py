@@ -79,6 +79,8 @@ if TYPE_CHECKING:
     from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
     from strandline.state.handles.folded import AggregatingState, ReducingState
     from strandline.state.handles.states import ListState, MapState, ValueState
+    from strandline.state_reader.reader import read_state
+    from strandline.state_reader.spark_source import register
 
 __version__ = "0.1.0"
 
@@ -159,6 +161,8 @@ __all__ = [
     "last",
     "max",
     "min",
+    "read_state",
+    "register",
     "session",
     "sliding",
     "sum",
@@ -197,6 +201,8 @@ _NAMES = {
     "strandline.sinks": "ForeachBatchSink ParquetSink Sink",
     "strandline.state.handles.folded": "AggregatingState ReducingState",
     "strandline.state.handles.states": "ListState MapState ValueState",
+    "strandline.state_reader.reader": "read_state",
+    "strandline.state_reader.spark_source": "register",
 }
 """The modules of the public names. A module is imported when one of its names is first used: every process of a run
 imports this package, and a slot that loads neither the driver nor pandas starts sooner after a failure."""

@@ -48,9 +48,18 @@ def test_recovery_is_measured_and_verified(tmp_path: Path) -> None:
     assert result["local"]["duration_ms"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+def test_reading_state_is_measured_and_verified(tmp_path: Path) -> None:
+    result = result_of(tmp_path, "state-reader")
+    assert set(result["readers"]) == {"strandline_in_spark", "strandline_read_state", "spark_statestore"}
+    assert min(figures["rows_per_s"] for figures in result["readers"].values()) > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        (["state-reader", "--keys", "0"], "--keys"),
         (["rescale", "--from", "3", "--to", "3"], "--from and --to must differ"),
         (["rescale", "--keys", "0"], "--keys"),
         (["recovery", "--storage-rate", "0"], "--storage-rate"),

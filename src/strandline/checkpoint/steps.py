@@ -15,10 +15,23 @@ Column: TypeAlias = tuple[str, str]
 """The name of a column, and its type in Spark's notation without nullability and comments."""
 
 
+class ShownAggregate(msgspec.Struct, frozen=True, array_like=True):
+    """An aggregate under the name that the job gives it. A restore does not compare it: names do not change state."""
+
+    name: str
+    function: str
+    """`count`, `sum` and so on; `user` for an `ArrowAggregate`."""
+    column: str | None = None
+    type: str = ""
+    """The type of the column in Spark's notation."""
+    ignore_nulls: bool = False
+
+
 class StepDescription(msgspec.Struct, frozen=True, array_like=True):
     """A stateful step as it was when the checkpoint was taken.
 
-    Comparing is all that a restore does with the texts. It never parses or evaluates them. Fields may be added at the
+    Comparing is all that a restore does with the texts. It never parses or evaluates them; the state reader parses
+    types and names. Fields may be added at the
     end with a default, but never moved or removed.
     """
 
@@ -33,6 +46,8 @@ class StepDescription(msgspec.Struct, frozen=True, array_like=True):
     """The specification. A name that ends in `_ms` is a duration in milliseconds; None stands for "no limit"."""
     columns: dict[str, tuple[Column, ...]] = {}
     """Named lists of columns, such as the accumulators of an aggregation or the sides of a join."""
+    results: tuple[ShownAggregate, ...] = ()
+    """The aggregates of the step, for readers of its state."""
 
     def line(self) -> str:
         """The description in one line for people, such as `visits: window by user string, time ts timestamp, …`."""

@@ -49,7 +49,8 @@ def command(wheel: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as content:
         names = content.namelist()
-    assert {name.split("/")[0] for name in names} == {"strandline", f"strandline-{strandline.__version__}.dist-info"}
+    own = {"strandline", "pyspark_strandline", f"strandline-{strandline.__version__}.dist-info"}
+    assert {name.split("/")[0] for name in names} == own
     assert "strandline/py.typed" in names
     assert "strandline/runtime/slot/process.py" in names
     rooms = {part for name in names for part in Path(name).parts[:-1]}

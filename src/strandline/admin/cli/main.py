@@ -1,4 +1,4 @@
-"""The command line: `strandline checkpoints`, `savepoint`, `version`, and `demo`, `bench` and `chaos` in a checkout."""
+"""The command line: `strandline checkpoints`, `savepoint`, `state`; in a checkout also `demo`, `bench` and `chaos`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 import strandline
 from strandline.admin.cli.checkpoints import app as checkpoints_app
 from strandline.admin.cli.savepoint import savepoint
+from strandline.admin.cli.state import app as state_app
 from strandline.errors import StrandlineError
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.add_typer(checkpoints_app, name="checkpoints")
 app.command()(savepoint)
+app.add_typer(state_app, name="state")
 
 OTHER_PACKAGE: Final = "strandline_bench"
 FORWARD: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

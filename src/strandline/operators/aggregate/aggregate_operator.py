@@ -79,7 +79,10 @@ class AggregateOperator(Operator):
     def describe(self) -> StepDescription:
         """The accumulators and their inputs. The names of the output columns do not matter."""
         keys = described_columns(self.input_struct, self.key_columns)
-        return StepDescription(self.uid, "aggregate", keys, columns={"aggregates": self._grouping.plan.described})
+        plan = self._grouping.plan
+        return StepDescription(
+            self.uid, "aggregate", keys, columns={"aggregates": plan.described}, results=plan.results
+        )
 
     def carry_over(self, change: StepChange) -> tuple[Rewrite, ...]:
         """Aggregates may go and change places. The others go on."""

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from strandline.checkpoint.steps import Column
+from strandline.checkpoint.steps import Column, ShownAggregate
 from strandline.errors import JobDefinitionError, SchemaError
 from strandline.operators.aggregate.accumulators import (
     Accumulator,
@@ -87,6 +87,13 @@ class AggregatePlan:
         self.input_columns = tuple(column for column in used if column not in ARRIVAL_COLUMNS)
         self.described: tuple[Column, ...] = tuple((a.name, self._inputs(a)) for a in self.accumulators)
         """The accumulators for the description of the step: their names, and the types of their input columns."""
+        self.results = tuple(self._result(name, aggregate) for name, aggregate in aggregates.items())
+        """The aggregates under their names, for the description of the step."""
+
+    def _result(self, name: str, aggregate: Aggregate) -> ShownAggregate:
+        column = aggregate.column
+        kind = "" if column is None else type_text(self._type_of(column))
+        return ShownAggregate(name, aggregate.function, column, kind, aggregate.ignore_nulls)
 
     def _inputs(self, accumulator: Accumulator) -> str:
         types = [type_text(self._type_of(name)) for name in accumulator.columns if name not in ARRIVAL_COLUMNS]

@@ -141,6 +141,7 @@ class WindowOperator(Operator):
             described_columns(self.input_struct, [self.time_column]),
             {**cut, "allowed_lateness_ms": self.allowed_lateness_ms, "emit": self.emit},
             {"aggregates": self._plan.described},
+            self._plan.results,
         )
 
     def carry_over(self, change: StepChange) -> tuple[Rewrite, ...]:

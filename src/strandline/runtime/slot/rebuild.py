@@ -6,12 +6,12 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from strandline.checkpoint.metadata import StateFile, SubtaskState
-from strandline.errors import DamagedFileError, NotFoundError, SegmentsLostError
+from strandline.errors import DamagedFileError, SegmentsLostError
 from strandline.operators.base import Operator
 from strandline.operators.schema_evolution import StateChanges, check_step
 from strandline.runtime.protocol.messages import Rebuilt, SlotSpec, StorageSettings
@@ -22,10 +22,8 @@ from strandline.state.backends.base import StateBackend
 from strandline.state.backends.factory import RestoredFile, load_snapshot, open_backend
 from strandline.state.backends.rocksdb import RocksDBMemory
 from strandline.state.batch.merge import merged_changes
-from strandline.state.disk_full import disk_full_error
+from strandline.state_files import fetch_state_files
 from strandline.storage import open_storage
-from strandline.storage.checksums import checksum
-from strandline.storage.external import fetch_file
 
 log = logging.getLogger(__name__)
 
@@ -179,39 +177,10 @@ def _download(
     state: SubtaskState | None = None,
 ) -> list[RestoredFile]:
     """Bring durable files to local disk and check size and checksum; local copies on this host are preferred."""
-    if not files:
-        return []
-    target.mkdir(parents=True, exist_ok=True)
+    whose = f"operator {state.operator}, subtask {state.subtask}" if state else f"slot {spec.index}"
+    copies = partial(find_copy, Path(spec.copies)) if spec.copies is not None else None
     storage = open_storage(place.url, place.options)
-
-    def fetch(position: int) -> tuple[RestoredFile, int, int]:
-        file = files[position]
-        path = target / (f"{position}-{file.name}" if file.is_segment else file.name)
-        restored = RestoredFile(file.name, path, file.identity, file.shared)
-        if file.handle is None:
-            with disk_full_error(target):
-                path.write_bytes(file.inline or b"")
-            return restored, 0, 0
-        if spec.copies is not None and find_copy(Path(spec.copies), file, path):
-            return restored, file.size, 0
-        whose = f"operator {state.operator}, subtask {state.subtask}" if state else f"slot {spec.index}"
-        what = f"job {spec.run.job}, {whose}: {storage.url}/{file.handle.path}"
-        advice = "Restore from another checkpoint, or bring the file back."
-        try:
-            with disk_full_error(target):
-                fetch_file(storage, file.handle.path, path, file.handle.part)
-        except NotFoundError as error:
-            raise DamagedFileError(f"{what} is missing, though the checkpoint needs it. {advice}") from error
-        found = checksum(path)
-        if path.stat().st_size != file.handle.size or found != file.handle.checksum:
-            raise DamagedFileError(
-                f"{what} is damaged: {path.stat().st_size} bytes with {found}, expected {file.handle.size} bytes with "
-                f"{file.handle.checksum}. {advice}"
-            )
-        return restored, 0, file.size
-
-    with ThreadPoolExecutor(4) as pool:
-        fetched = list(pool.map(fetch, range(len(files))))
-    read.local += sum(local for _file, local, _durable in fetched)
-    read.durable += sum(durable for _file, _local, durable in fetched)
-    return [file for file, _local, _durable in fetched]
+    fetched = fetch_state_files(files, storage, target, f"job {spec.run.job}, {whose}", copies)
+    read.local += fetched.local_bytes
+    read.durable += fetched.durable_bytes
+    return fetched.files

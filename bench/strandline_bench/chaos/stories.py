@@ -16,8 +16,8 @@ from strandline_bench.chaos.job import JOB, Place
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TRIES: Final = 10
-"""How often a step is tried. Its caller is told of a failure, and a storage that throttles may fail several times."""
+TRIES: Final = 4
+"""How often a step is tried: its caller is told of a failure, and tries again."""
 
 PAUSE: Final = 0.5
 """Seconds between two tries."""

@@ -20,11 +20,12 @@ from strandline.errors import (
     CheckpointError,
     DirectoryNotOursError,
     FencedError,
+    StorageError,
     UnknownOutcomeError,
 )
 from strandline.runtime.driver.restore.job_log import KEPT_ENTRIES, JobLogStore
 from strandline.runtime.driver.restore.retries import Retries
-from strandline.storage import JobPaths, StoredFile
+from strandline.storage import JobPaths, StoredFile, open_storage
 from strandline.storage.local import LocalStorage
 from tests.examples import examples
 
@@ -335,3 +336,13 @@ def test_an_entry_under_another_number_is_an_error(storage: LocalStorage) -> Non
     storage.write(PATHS.log_entry(4), storage.read(PATHS.log_entry(0)))
     with pytest.raises(CheckpointError, match="says that it is entry 0"):
         JobLogStore(storage, PATHS).load()
+
+
+def test_reading_the_log_survives_errors_that_pass(tmp_path: Path) -> None:
+    JobLogStore(LocalStorage(str(tmp_path)), PATHS).take_over()
+    options = {"fail_pattern": "^(list|read) ", "fail_times": "3"}
+    failing = open_storage(f"faulty+file://{tmp_path}", options)
+    assert JobLogStore(failing, PATHS, retries=Retries(first_pause=0.0)).load().generation == 1
+    failing = open_storage(f"faulty+file://{tmp_path}", options)
+    with pytest.raises(StorageError, match="fails on purpose"):
+        JobLogStore(failing, PATHS, retries=Retries(tries=3, first_pause=0.0)).load()

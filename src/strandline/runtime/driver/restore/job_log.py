@@ -86,6 +86,9 @@ class JobLogStore:
 
     def load(self) -> JobLog:
         """Read where the job stands now. Raises `DirectoryNotOursError` if the folder holds files but no log."""
+        return self.retries.call(f"job {self._paths.job}: reading the log", self._load)
+
+    def _load(self) -> JobLog:
         entries = [
             n
             for file in self._storage.list(self._paths.log_dir)
@@ -98,7 +101,7 @@ class JobLogStore:
             listed = (file.path for file in self._storage.list(self._paths.root))
             found = [path for path in listed if not self._paths.is_probe(path)]
             if any(self._paths.parse_log_entry(path) is not None for path in found):
-                return self.load()  # Another driver began the job meanwhile.
+                return self._load()  # Another driver began the job meanwhile.
             if found:
                 raise DirectoryNotOursError(
                     f"{self._storage.url}/{self._paths.root} is not empty, but not a job's checkpoint folder: it holds "

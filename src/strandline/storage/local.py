@@ -191,7 +191,7 @@ class LocalStorage(Storage):
                 if self._for_group(new):
                     new.chmod(new.stat().st_mode | 0o770)
             except FileExistsError as e:
-                if os.path.lexists(new) and not new.is_dir():
+                if _is_no_folder(new):
                     raise _no_folder(missing[0], f"{new} is not a folder") from e
             except OSError as e:
                 if e.errno in (errno.EPERM, errno.EACCES, errno.EROFS):
@@ -302,6 +302,14 @@ def _sync_folder(folder: Path) -> None:
 
 def _missing(file: Path) -> NotFoundError:
     return NotFoundError(f"there is no file {file}; check the path, and that every host sees the same file system")
+
+
+def _is_no_folder(path: Path) -> bool:
+    """Whether something else than a folder is there. What was deleted meanwhile does not count."""
+    try:
+        return not stat.S_ISDIR(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return path.is_symlink()  # it leads nowhere
 
 
 def _no_folder(folder: Path, reason: str) -> StorageRefusedError:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from strandline.state_reader.reader import StateTable, Wanted
+    from strandline.state_reader.tables import Table
 
 FORMAT: Final = "strandline"
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
@@ -169,29 +170,28 @@ class FilteredStateSourceReader(StateSourceReader):
                 left.append(one)
         if (low, high) != (0, 1 << 16):
             self._groups = range(low, max(low, high))
-        keys = self._whole_keys(names, by_key)
+        keys = _whole_keys(table, by_key)
         if keys is None:
             left += [one for _, one in by_key.values()]
         self._keys = keys
         return left
 
-    def _whole_keys(
-        self, names: list[str], by_key: dict[str, tuple[list[Any], Filter]]
-    ) -> tuple[tuple[Any, ...], ...] | None:
-        """The keys that the filters name; None if they do not name whole keys, or too many, or values that misfit."""
-        from strandline.errors import StrandlineError
-        from strandline.state.handles.query import encode_key
 
-        if by_key.keys() != set(names) or prod(len(values) for values, _ in by_key.values()) > _MOST_KEYS:
-            return None
-        keys = tuple(product(*(by_key[name][0] for name in names)))
-        struct = self._wanted.open().table.keys
-        try:
-            for key in keys:
-                encode_key(struct, key, 0)
-        except StrandlineError:
-            return None
-        return keys
+def _whole_keys(table: Table, by_key: dict[str, tuple[list[Any], Filter]]) -> tuple[tuple[Any, ...], ...] | None:
+    """The keys that the filters name; None if they do not name whole keys, or too many, or values that misfit."""
+    from strandline.errors import StrandlineError
+    from strandline.state.handles.query import encode_key
+
+    names = table.key_names
+    if by_key.keys() != set(names) or prod(len(values) for values, _ in by_key.values()) > _MOST_KEYS:
+        return None
+    keys = tuple(product(*(by_key[name][0] for name in names)))
+    try:
+        for key in keys:
+            encode_key(table.keys, key, 0)
+    except StrandlineError:
+        return None
+    return keys
 
 
 def _bounds(one: Filter, value: int) -> tuple[int, int] | None:

@@ -32,10 +32,15 @@ def analyzed_plan(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().analyzed()
 
 
+def leaves_of(plan: Any) -> list[Any]:
+    """The leaves of a plan, logical or physical, as objects of the JVM, in the order of the plan."""
+    leaves = plan.collectLeaves()
+    return [leaves.apply(number) for number in range(leaves.size())]
+
+
 def streams_of(frame: DataFrame) -> list[Any]:
     """The streams that a plan reads, as objects of the JVM, in the order of the plan."""
-    leaves = analyzed_plan(frame).collectLeaves()
-    return [leaf for number in range(leaves.size()) if (leaf := leaves.apply(number)).isStreaming()]
+    return [leaf for leaf in leaves_of(analyzed_plan(frame)) if leaf.isStreaming()]
 
 
 def columns_of_unions(frame: DataFrame, below: DataFrame) -> list[list[str]]:

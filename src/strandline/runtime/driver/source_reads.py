@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from strandline.runtime.driver.event_times import running_execution
+from strandline.runtime.driver.logical_plans import leaves_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +39,7 @@ class SourceReads:
         """
         if len(self._known) < len(set(self._places)):
             execution = running_execution(self._spark)
-            logical = [(leaf.nodeName(), leaf.isStreaming()) for leaf in _leaves(execution.logical())]
+            logical = [(leaf.nodeName(), leaf.isStreaming()) for leaf in leaves_of(execution.logical())]
             physical = [found for found in _scans(execution.executedPlan()) if found[0] not in _WITHOUT_ROWS]
             self._known |= _reads(self._places, logical, [reused for _name, reused in physical])
         return dict(self._known)
@@ -67,12 +68,7 @@ def _reads(places: tuple[int, ...], logical: list[tuple[str, bool]], reused: lis
 def _scans(plan: Any, reused: bool = False) -> list[tuple[str, bool]]:
     """The leaves of a physical plan with their names; a reused exchange stands for the leaves below it."""
     found: list[tuple[str, bool]] = []
-    for leaf in _leaves(plan):
+    for leaf in leaves_of(plan):
         name = leaf.nodeName()
         found += _scans(leaf.child(), reused=True) if name == _REUSED else [(name, reused)]
     return found
-
-
-def _leaves(plan: Any) -> list[Any]:
-    leaves = plan.collectLeaves()
-    return [leaves.apply(number) for number in range(leaves.size())]

@@ -432,9 +432,14 @@ class BatchFunction:
             if failed is not None and (failed.batch, failed.round) == (round_.batch, round_.number):
                 return failed.failure.error()
         where, text = f"job {self._cluster.run.job}, batch {round_.batch}", str(error)
-        return error_in_task(text) or lasting_failure_in_task(where, text) or StrandlineError(f"{where}: {text}")
+        known = error_in_task(text) or lasting_failure_in_task(where, text)
+        if known is not None:
+            return known
+        cancelled = _CANCELLED.search(text)  # for instance by Ctrl-C: its stack trace says nothing
+        return StrandlineError(f"{where}: {cancelled[0] if cancelled is not None else text}")
 
 
+_CANCELLED = re.compile(r"\[SPARK_JOB_CANCELLED\].*")
 _RAISED = re.compile(r"^strandline\.errors\.(\w+): (.*?)(?=^\S*\n?\tat |\Z)", re.MULTILINE | re.DOTALL)
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
@@ -123,6 +124,21 @@ def test_every_state_of_a_processor_is_a_table(tmp_path: Path, kind: str, change
             check_everything(path)
         assert len(rows_of(sl.read_state(first, "all", "seen"))) == 40
         assert files_below(tmp_path / "durable") | files_below(tmp_path / "savepoints") == before
+
+
+def test_duckdb_and_pandas_take_the_reader_as_it_is(tmp_path: Path) -> None:
+    with Written(tmp_path, [everything()]) as job:
+        job.run({"all": ROWS})
+        path = job.checkpoint()
+        totals = sl.read_state(path, "all", "total")
+        seen = sl.read_state(path, "all", "seen")
+        with duckdb.connect() as database:
+            database.register("totals", totals)
+            assert database.sql("SELECT sum(count), max(last) FROM totals").fetchall() == [(60, 59)]
+            database.register("seen", seen)
+            assert database.sql("SELECT count(*), sum(x) FROM seen WHERE x < 10").fetchall() == [(10, 45)]
+        frame = sl.read_state(path, "all", "total").read_pandas()
+        assert frame["count"].sum() == 60
 
 
 def test_a_materialization_with_later_segments_is_one_state(tmp_path: Path) -> None:

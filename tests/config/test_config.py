@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.config import Config, reference_markdown
+from strandline.config import Config, ports_of, reference_markdown
 from strandline.config.config import OPTIONS
 from strandline.config.option import REQUIRED, parse_duration, parse_size
 from strandline.config.reference import GROUPS
@@ -54,6 +54,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "incremental": True,
         "changelog": False,
         "changelog_dir": None,
+        "savepoint_dir": None,
         "trusted_dirs": (),
         "allow_unfenced_storage": False,
         "changelog_upload_timeout": 1.0,
@@ -85,6 +86,9 @@ def test_defaults_are_those_of_the_design() -> None:
         "tls_server_name": None,
         "storage_options": {},
         "heartbeat_timeout": 8.0,
+        "rest_port": "8081-8130",
+        "rest_bind": "127.0.0.1",
+        "rest_token": None,
     }
 
 
@@ -764,15 +768,50 @@ def test_help_shows_the_options_by_group_with_their_defaults() -> None:
     assert all(f"\n  {name} (" in text for name in OPTIONS)
 
 
+@pytest.mark.parametrize(
+    ("written", "stored", "ports"),
+    [
+        (8081, 8081, range(8081, 8082)),
+        ("8081", 8081, range(8081, 8082)),
+        ("8081-8083", "8081-8083", range(8081, 8084)),
+        (" 8081 - 8081 ", 8081, range(8081, 8082)),
+        (0, 0, range(1)),
+        (None, "off", None),
+        ("OFF", "off", None),
+        (False, "off", None),
+    ],
+)
 @pytest.mark.parametrize("name", ["rest_port", "rest.port", "rest.bind-port"])
-def test_an_option_of_a_later_release_says_what_is_missing(name: str) -> None:
-    with pytest.raises(UnknownOptionError, match=rf"{name}.*no REST server"):
-        Config.from_mapping({**DIR, name: 8081})
+def test_a_server_has_one_port_or_a_range_or_is_off(
+    name: str, written: object, stored: object, ports: range | None
+) -> None:
+    config = Config.from_mapping({**DIR, name: written})
+    assert config.rest_port == stored
+    assert ports_of(config.rest_port) == ports
 
 
-def test_a_keyword_of_a_later_release_says_what_is_missing() -> None:
-    with pytest.raises(UnknownOptionError, match=r"rest_port.*no REST server"):
-        build(rest_port=8081)
+@pytest.mark.parametrize("wrong", [-1, 65536, "0-9", "9-8", "8081-99999", "http", True, 1.5, "80,81"])
+def test_a_wrong_port_says_what_is_allowed(wrong: object) -> None:
+    with pytest.raises(ConfigError, match='rest_port.*a range such as "8081-8130", or "off"'):
+        Config.from_mapping({**DIR, "rest_port": wrong})
+
+
+def test_the_token_is_not_shown() -> None:
+    config = build(rest_token="hunter2-hunter2", storage_options={"secret_access_key": "hunter2"})
+    assert config.rest_token == "hunter2-hunter2"
+    assert "hunter2" not in repr(config)
+    for wrong in ("hunter2", "hunter2 hunter2"):
+        with pytest.raises(ConfigError, match="rest_token") as raised:
+            build(rest_token=wrong)
+        assert "hunter2" not in str(raised.value)
+
+
+def test_options_are_shown_without_secrets() -> None:
+    config = build(rest_token="hunter2-hunter2", storage_options={"secret_access_key": "hunter2"}, num_retained=3)
+    shown = config.shown()
+    assert "hunter2" not in json.dumps(shown)
+    assert shown.keys() == OPTIONS.keys() - {"rest_token", "storage_options"}
+    assert (shown["num_retained"], shown["rest_port"]) == (3, "8081-8130")
 
 
 @pytest.mark.parametrize("number", ["1e999", "9" * 400 + ".5gb", "9" * 5000, "1e999s", float("inf")])

@@ -7,8 +7,9 @@ import inspect
 
 from strandline.config.config import Config
 from strandline.config.reference import reference_markdown, reference_text
+from strandline.config.values import ports_of
 
-__all__ = ["Config", "reference_markdown"]
+__all__ = ["Config", "ports_of", "reference_markdown"]
 
 # The descriptors of 40 options make a signature that nobody can read; the docstring describes them all.
 _options = [

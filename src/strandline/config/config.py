@@ -17,11 +17,13 @@ from strandline.config.option import REQUIRED, DurationLike, Option, option
 from strandline.config.rocksdb import RocksDBOptions
 from strandline.config.values import (
     BACKEND,
+    PORTS,
     POSITIVE,
     RESTART_STRATEGY,
     RETENTION,
     ROCKSDB,
     ROCKSDB_FACTORY,
+    TOKEN,
     Choice,
     Duration,
     Flag,
@@ -33,6 +35,7 @@ from strandline.config.values import (
     Size,
 )
 from strandline.errors import ConfigError, UnknownOptionError
+from strandline.redaction import shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,13 @@ class Config:
         keys=("dstl.dfs.base-path", "state.changelog.dstl.dfs.base-path"),
         doc="Durable storage for the changelog.",
         unset="`checkpoint_dir`",
+    )
+    savepoint_dir: OptionalLocation = option(
+        None,
+        kinds.optional(kinds.PATH),
+        keys=("state.savepoints.dir", "execution.checkpointing.savepoint-dir"),
+        doc="Where savepoints go that are asked for without a directory, on the command line or the web page.",
+        unset="a directory must be given",
     )
     trusted_dirs: Option[Sequence[kinds.PathLike], tuple[str, ...]] = option(
         (),
@@ -351,7 +361,7 @@ class Config:
     bind_host: Option[str | None, str | None] = option(
         None,
         kinds.optional(kinds.TEXT),
-        keys=("taskmanager.bind-host", "rest.bind-address"),
+        keys=("taskmanager.bind-host",),
         doc="Address that the processes of a run listen on; `0.0.0.0` for every network of a host.",
         unset="loopback if Spark runs in one process, else the network between driver and executors",
     )
@@ -390,6 +400,34 @@ class Config:
         keys=("heartbeat.timeout",),
         doc="A task manager or slot that is silent for this long counts as lost. Processes give a sign of life every "
         "second; on a busy host, less than 5 s takes healthy ones for lost.",
+    )
+
+    # --- web page and REST ----------------------------------------------------------------------
+
+    rest_port: Option[int | str | None, int | str] = option(
+        "8081-8130",
+        PORTS,
+        keys=("rest.port", "rest.bind-port"),
+        doc="Port of the run's web page and REST API: one port, or the first free one of a range; 0 for any free port. "
+        "`off` starts no server.",
+    )
+    rest_bind: Option[str, str] = option(
+        "127.0.0.1",
+        kinds.TEXT,
+        keys=("rest.bind-address",),
+        doc="Address that the web page and the REST API listen on; `0.0.0.0` for every network of a host. Elsewhere "
+        "than on loopback, every call needs the token.",
+    )
+    rest_token: Option[str | None, str | None] = dataclasses.field(
+        # The repr leaves it out because it is a secret.
+        default=option(
+            None,
+            kinds.optional(TOKEN),
+            doc="Secret that a call must carry to change something. The file that registers a run holds it, and only "
+            "the user of the run can read that file.",
+            unset="a new one for every run",
+        ),
+        repr=False,
     )
 
     # --- ----------------------------------------------------------------------------------------
@@ -462,9 +500,16 @@ class Config:
     def to_mapping(self) -> dict[str, object]:
         """Returns our option names with plain JSON values; `from_mapping` gives an equal config back.
 
+        The mapping holds the secrets of `storage_options` and `rest_token`; `shown` leaves them out.
+
         A `rocksdb_factory` that was given as a function is named as `module:function`.
         """
         return {name: _plain(getattr(self, name)) for name in OPTIONS}
+
+    def shown(self) -> dict[str, object]:
+        """Returns our option names with plain JSON values, as they may be shown: without `storage_options` and
+        `rest_token`, and without credentials in URLs."""
+        return {name: _shown(_plain(getattr(self, name))) for name, opt in OPTIONS.items() if not opt.kind.secret}
 
     @classmethod
     def _build(cls, values: Mapping[str, object]) -> Self:
@@ -476,6 +521,16 @@ OPTIONS: Mapping[str, Option[object, object]] = {
     field.name: cast("Option[object, object]", vars(Config)[field.name]) for field in dataclasses.fields(Config)
 }
 """Every option by its name."""
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, (tuple, list)):
+        return [_shown(part) for part in value]
+    if isinstance(value, Mapping):
+        return {str(name): _shown(part) for name, part in value.items()}
+    return value
 
 
 def _plain(value: object) -> object:

@@ -48,10 +48,6 @@ _MAX_LENGTH, _MAX_BRACKETS = 250_000, 200
 _MAX_KEYS = 10_000
 """Aliases in a YAML file could otherwise multiply its keys without end."""
 
-_NO_REST = "this release has no REST server; remove the option"
-_NOT_YET = {"rest_port": _NO_REST, "rest.port": _NO_REST, "rest.bind-port": _NO_REST}
-"""Names that are reserved for a later release, with what the error says about them."""
-
 
 def read_mapping(mapping: Mapping[str, object], options: Mapping[str, Option[object, object]]) -> dict[str, object]:
     """Returns the `options` that `mapping` sets: our names with their stored values.
@@ -170,8 +166,6 @@ _SPARKS_WORDS = {
 
 def unknown_option(name: str, known: Iterable[str]) -> UnknownOptionError:
     """The error for an option that does not exist: it names the nearest of the `known` ones."""
-    if name in _NOT_YET:
-        return UnknownOptionError(f"unknown option {name!r}: {_NOT_YET[name]}")
     for word, ours in _SPARKS_WORDS.items():
         if re.sub("[^a-z]", "", name.lower()).endswith(word):
             return UnknownOptionError(f"unknown option {name!r}; here it is {ours!r}")

@@ -30,6 +30,7 @@ GROUPS: Mapping[str, Group] = {
         (
             "checkpoint_dir",
             "changelog_dir",
+            "savepoint_dir",
             "trusted_dirs",
             "local_dir",
             "spark_checkpoint_dir",
@@ -103,6 +104,10 @@ GROUPS: Mapping[str, Group] = {
             "tls_server_name",
             "heartbeat_timeout",
         ),
+    ),
+    "Web page and REST": Group(
+        "Where the run can be seen and steered while it runs.",
+        ("rest_port", "rest_bind", "rest_token"),
     ),
 }
 """The groups by their titles, in the order of the documentation."""

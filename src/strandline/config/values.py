@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -32,6 +33,45 @@ def _parse_factory(value: object) -> RocksDBFactory | str:
     return cast(RocksDBFactory, value)
 
 
+_RANGE = re.compile(r"\s*([0-9]{1,5})(?:\s*-\s*([0-9]{1,5}))?\s*", re.ASCII)
+_LAST_PORT = 65535
+_OFF = "off"
+
+
+def _parse_ports(value: object) -> int | str:
+    if value is None or value is False or (isinstance(value, str) and value.strip().lower() == _OFF):
+        return _OFF
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError
+    found = _RANGE.fullmatch(str(value))
+    if found is None:
+        raise ValueError
+    first, last = int(found[1]), int(found[2] or found[1])
+    if last > _LAST_PORT or first > last or (first == 0 and found[2]):
+        raise ValueError("out of range")
+    return first if first == last else f"{first}-{last}"
+
+
+def ports_of(rest_port: int | str) -> range | None:
+    """The ports to try for `Config.rest_port`, in this order; only port 0 for any free one, None if it is off."""
+    if rest_port == _OFF:
+        return None
+    first, _, last = str(rest_port).partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def _parse_token(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[\x21-\x7e]{8,200}", value):
+        raise ValueError
+    return value
+
+
+PORTS: kinds.Kind[int | str | None, int | str] = kinds.Kind(
+    "port or range", f'a port from 0 to {_LAST_PORT}, a range such as "8081-8130", or "off"', _parse_ports
+)
+TOKEN: kinds.Kind[str, str] = kinds.Kind(
+    "str", "a text of 8 to 200 ASCII characters without spaces", _parse_token, secret=True
+)
 ROCKSDB: kinds.Kind[RocksDBLike, RocksDBOptions] = kinds.Kind(
     "`RocksDBOptions`, name of a profile, or mapping",
     f"a RocksDBOptions, a profile ({', '.join(PROFILES)}), or a mapping of options to values",

@@ -27,6 +27,8 @@ MAY_IMPORT: dict[str, str] = {
     "progress": "",
     # What can be seen of a job: facts of a running one, and history that outlives the driver.
     "observe": f"runtime.driver runtime.protocol runtime.liveness {BELOW_RUNTIME}",
+    # The REST interface and the server of the page: answers made of facts.
+    "rest": "observe runtime.driver checkpoint config errors redaction",
     # What a person does to a job's folder. `strandline` gives it the version.
     "admin": "strandline state_reader runtime.driver.restore checkpoint storage config errors redaction",
     # State as a table. It finds checkpoints as a restore does, and decodes what the operators store.

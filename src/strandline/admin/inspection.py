@@ -103,17 +103,14 @@ class JobFolder:
 
     @classmethod
     def _within(cls, storage: Storage) -> list[JobFolder]:
-        """The jobs below the root. Each listing is ended after its first path, because a job may have many files."""
+        """The jobs below the root."""
         found: list[JobFolder] = []
-        after: str | None = None
-        while (first := next(iter(storage.list(after=after)), None)) is not None:
-            name, slash, _ = first.path.partition("/")
-            after = f"{name}0" if slash else name  # "0" comes right after "/"
+        for name in storage.folders():
             try:
                 folder = cls(storage, name)
             except JobDefinitionError:
                 continue
-            if slash and folder._has_log():
+            if folder._has_log():
                 found.append(folder)
         return found
 

@@ -89,6 +89,18 @@ class Storage(ABC):
     def exists(self, path: str) -> bool:
         """Whether there is a file at `path`. A folder does not count."""
 
+    def folders(self) -> tuple[str, ...]:
+        """The names of the folders right below the root, in ascending order. A file system also names empty ones."""
+        found: tuple[str, ...] = ()
+        after: str | None = None
+        # Each listing is ended after its first path, because a folder may have many files.
+        while (first := next(iter(self.list(after=after)), None)) is not None:
+            name, slash, _rest = first.path.partition("/")
+            after = f"{name}0" if slash else name  # "0" comes right after "/"
+            if slash:
+                found = (*found, name)
+        return found
+
     def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
         """The temporary files below the folder `prefix`, of writers that are at work or were killed.
 

@@ -102,6 +102,12 @@ class LocalStorage(Storage):
         found = _collect(self.root / folder, f"{folder}/" if folder else "", after)
         return iter(sorted(found, key=lambda file: file.path))
 
+    def folders(self) -> tuple[str, ...]:
+        with _translated(self.root), suppress(*_NO_FILE), os.scandir(self.root) as entries:
+            names = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
+            return tuple(sorted(name for name in names if is_valid_path(name)))
+        return ()
+
     def exists(self, path: str) -> bool:
         with _translated(self._at(path)):
             return self._at(path).is_file()

@@ -23,7 +23,7 @@ from strandline.errors import (
     UnknownOutcomeError,
 )
 from strandline.redaction import secret_values, without_values
-from strandline.storage.base import Storage, StoredFile, checked_path, checked_prefix
+from strandline.storage.base import Storage, StoredFile, checked_path, checked_prefix, is_valid_path
 from strandline.storage.local import copy_out
 
 if TYPE_CHECKING:
@@ -137,6 +137,11 @@ class ObjectStorage(Storage):
                 for entry in chunk
             ]
         return iter(sorted(found, key=lambda file: file.path))
+
+    def folders(self) -> tuple[str, ...]:
+        with self._translated(""):
+            below = obstore.list_with_delimiter(self._store)["common_prefixes"]
+        return tuple(sorted(name for path in below if is_valid_path(name := path.strip("/"))))
 
     def exists(self, path: str) -> bool:
         with self._translated(path):

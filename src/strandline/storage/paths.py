@@ -10,6 +10,21 @@ from strandline.errors import JobDefinitionError
 
 _JOB = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}", re.ASCII)
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
+_RUN = r"(?P<run>[0-9A-Za-z-]{1,64})"
+_HISTORY = re.compile(
+    rf"(?P<started>[0-9]{{15}})-{_RUN}/(?:entry\.json|(?P<number>[0-9]{{8}})\.(?P<kind>part|whole))", re.ASCII
+)
+_LOG = re.compile(rf"{_RUN}/(?P<process>(?!\.)[0-9A-Za-z._-]{{1,100}})\.log", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFile:
+    """A file in the history of a run: its entry, if there is no number, or a part of its history."""
+
+    started_ms: int
+    run: str
+    number: int | None
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +32,8 @@ class JobPaths:
     """Builds and parses the paths of one job, relative to the storage's root. No other code does.
 
     The layout is Flink's, with the job's name as the id: `<job>/{shared/, chk-N/_metadata, log/}`. Flink's `taskowned/`
-    does not exist here, because the coordinator owns every file. Raises `JobDefinitionError` for a forbidden name.
+    does not exist here, because the coordinator owns every file. `history/` is what Flink does not have: what happened
+    to the runs of the job. Raises `JobDefinitionError` for a forbidden name.
     """
 
     job: str
@@ -81,6 +97,53 @@ class JobPaths:
     def is_probe(self, path: str) -> bool:
         """Whether `path` is that of a probe."""
         return re.fullmatch(r"[0-9a-f]+-probe", self._below(self.shared_dir, path), re.ASCII) is not None
+
+    @property
+    def history_dir(self) -> str:
+        """The folder of what happened to the runs of the job. No checkpoint needs anything in it."""
+        return f"{self.root}/history"
+
+    def is_history(self, path: str) -> bool:
+        """Whether `path` lies in the history."""
+        return path.startswith(f"{self.history_dir}/")
+
+    @property
+    def history_runs_dir(self) -> str:
+        """The folder with a folder for every run in the history."""
+        return f"{self.history_dir}/runs"
+
+    def history_run(self, started_ms: int, run: str) -> str:
+        """The folder of one run. The folders of later runs sort behind those of earlier ones."""
+        return f"{self.history_runs_dir}/{_natural(started_ms):015d}-{run}"
+
+    def run_entry(self, started_ms: int, run: str) -> str:
+        """The path of the entry by which a run can be found."""
+        return f"{self.history_run(started_ms, run)}/entry.json"
+
+    def history_part(self, started_ms: int, run: str, number: int, *, whole: bool) -> str:
+        """The path of part `number` of a run's history; a `whole` part repeats all parts before it."""
+        return f"{self.history_run(started_ms, run)}/{_natural(number):08d}.{'whole' if whole else 'part'}"
+
+    def parse_history(self, path: str) -> HistoryFile | None:
+        """What the file at `path` is in the history of a run, or None if it is something else."""
+        match = _HISTORY.fullmatch(self._below(self.history_runs_dir, path))
+        if match is None:
+            return None
+        number = None if match["number"] is None else int(match["number"])
+        return HistoryFile(int(match["started"]), match["run"], number, match["kind"] == "whole")
+
+    def history_logs_dir(self, run: str) -> str:
+        """The folder of the ends of logs of a run's processes."""
+        return f"{self.history_dir}/logs/{run}"
+
+    def history_log(self, run: str, process: str) -> str:
+        """The path of the end of the log of one process."""
+        return f"{self.history_logs_dir(run)}/{process}.log"
+
+    def parse_history_log(self, path: str) -> tuple[str, str] | None:
+        """The run and the process whose log is at `path`, or None if `path` is no such log."""
+        match = _LOG.fullmatch(self._below(f"{self.history_dir}/logs", path))
+        return (match["run"], match["process"]) if match else None
 
     @classmethod
     def split_checkpoint(cls, location: str) -> tuple[str, JobPaths, int] | None:

@@ -274,6 +274,12 @@ class StorageContract:
             below = sorted(p for p in paths if p > after and p.startswith("a/"))
             assert [file.path for file in storage.list("a", after=after)] == below
 
+    def test_the_folders_below_the_root_are_named_once_each(self, storage: Storage) -> None:
+        assert storage.folders() == ()
+        for path in ("a/1", "a/2/3", "a-b/1", "a0/1", "a.b/1", "b", "a-c"):
+            storage.write(path, b"1")
+        assert storage.folders() == ("a", "a-b", "a.b", "a0")
+
     def test_a_listing_tells_size_and_time(self, storage: Storage) -> None:
         storage.write("file", b"12345")
         (file,) = storage.list()

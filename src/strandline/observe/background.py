@@ -1,0 +1,49 @@
+"""A thread that does something now and then, and whose failures never reach the job."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+LAST_SECONDS = 5.0
+"""How long `close` waits."""
+
+
+class Background:
+    """Calls `act` every `seconds`, in a daemon thread, and a last time when it is closed.
+
+    The first failure of a row of failures is logged; the next success ends the row.
+    """
+
+    def __init__(self, name: str, what: str, act: Callable[[bool], object], seconds: float = 1.0) -> None:
+        """`act` gets True the last time. `what` names the work in the log."""
+        self._what = what
+        self._act = act
+        self._seconds = seconds
+        self._closing = threading.Event()
+        self._failed = False
+        self._thread = threading.Thread(target=self._work, daemon=True, name=name)
+        self._thread.start()
+
+    def close(self, seconds: float = LAST_SECONDS) -> bool:
+        """Has the work done a last time; False if that takes longer than so many seconds. Never raises."""
+        self._closing.set()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while True:
+            last = self._closing.is_set()
+            try:
+                self._act(last)
+                self._failed = False
+            except Exception as error:  # noqa: BLE001 - whatever a disk or a storage does, the job goes on
+                if not self._failed:
+                    log.warning("%s failed and is tried again; the job goes on: %s", self._what, error)
+                self._failed = True
+            if last:
+                return
+            self._closing.wait(self._seconds)

@@ -64,6 +64,8 @@ class Vertex(Facts, frozen=True):
         description: What it is, in a few words: `aggregate by user`, `FileStreamSource[…]`, `ParquetSink(out)`.
         parallelism: The number of subtasks; 1 for sources and sinks, whose tasks are Spark's.
         inputs: The ids of the vertices that it reads.
+        state_expires: Whether its state goes away by itself: it has a time to live, or follows the watermark, as the
+            state of windows does. None if that is not known, and for sources and sinks.
     """
 
     id: str
@@ -72,6 +74,7 @@ class Vertex(Facts, frozen=True):
     description: str = ""
     parallelism: int = 1
     inputs: tuple[str, ...] = ()
+    state_expires: bool | None = None
 
 
 class SubtaskFacts(Facts, frozen=True):
@@ -153,6 +156,8 @@ class Sample(Facts, frozen=True):
         offsets_behind: How far the sources were behind their newest offsets, where that is known.
         busy: The busy share of the busiest subtask.
         back_pressured: The back-pressured share of the subtask that waited longest.
+        cache_hit_ratio: The share of reads that RocksDB's block cache answered, over all subtasks; None if not known.
+        source_rows: Rows that the run had read from each source, in the order of `RunFigures.sources`.
     """
 
     time_ms: int
@@ -164,6 +169,8 @@ class Sample(Facts, frozen=True):
     offsets_behind: int | None = None
     busy: float = 0.0
     back_pressured: float = 0.0
+    cache_hit_ratio: float | None = None
+    source_rows: tuple[int, ...] = ()
 
 
 class StatusChange(Facts, frozen=True):

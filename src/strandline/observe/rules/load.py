@@ -27,7 +27,7 @@ HIGH_BACK_PRESSURE = 0.5
 LOW_BACK_PRESSURE = 0.3
 """Below this share the alarm ends: well below `HIGH_BACK_PRESSURE`, so that it does not flap."""
 PRESSED_MINUTES = 3
-"""Load spikes press for a while, and that is usual. A spike of a minute touches two of the minutes that are averaged."""
+"""Load spikes press for a while, and that is usual. A spike of a minute touches two averages."""
 START_DELAY_SHARE = 0.5
 """A barrier that waits for half of the checkpoint interval makes the effective interval half as long again."""
 LEAST_START_DELAY_MS = 1000.0

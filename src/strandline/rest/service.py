@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Depends, Path, Request, Response
 
 from strandline.errors import StorageError, StrandlineError
 from strandline.observe.facts import JobFacts
-from strandline.observe.views import Jobs, JobView
+from strandline.observe.views import JobControl, Jobs, JobView
 from strandline.rest.answers import AnswerCache, Errors, RestError, encode
+from strandline.rest.triggers import Triggers
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 JSON = "application/json"
 LARGEST = 2**63 - 1
 """The largest number that a path or query may give."""
@@ -29,6 +31,7 @@ class Service:
 
     def __init__(self, jobs: Jobs) -> None:
         self.jobs = jobs
+        self.triggers = Triggers()
         self._cache = AnswerCache()
 
     def view(self, job: str) -> JobView:
@@ -49,6 +52,30 @@ class Service:
         if answer.tag in [tag.strip() for tag in request.headers.get("if-none-match", "").split(",")]:
             return Response(status_code=304, headers=headers)
         return Response(answer.body, media_type=JSON, headers=headers)
+
+
+def control_of(view: JobView) -> JobControl:
+    """What steers a job. A job that has ended or runs elsewhere is a 409."""
+    control = view.control
+    if control is None:
+        facts = facts_of(view)
+        why = f"it is {facts.status}" if facts.status.ended else "its driver is another process, or is lost"
+        raise RestError(409, f"Job {view.name} cannot be steered here: {why}.")
+    return control
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """The body of a request. An empty one holds the defaults; a malformed one is a 400."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except msgspec.MsgspecError as error:
+        raise RestError(400, f"The body of the request is not a valid {kind.__name__}: {error}") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise RestError(400, f"The body of the request is no JSON: {error}") from error
+
+
+async def _read(request: Request) -> bytes:
+    return await request.body()
 
 
 def facts_of(view: JobView) -> JobFacts:
@@ -82,6 +109,7 @@ def the_service(request: Request) -> Service:
     return service
 
 
+Body = Annotated[bytes, Depends(_read)]
 Shown = Annotated[Service, Depends(the_service)]
 JobId = Annotated[str, Path(description="The id of the job, or its name.", min_length=1, max_length=255)]
 

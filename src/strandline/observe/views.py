@@ -10,20 +10,7 @@ from strandline.observe.facts import JobFacts
 from strandline.runtime.driver.recoveries import Rescaling
 from strandline.runtime.driver.restore.savepoints import SavepointFormat
 from strandline.runtime.protocol.figures import Facts
-
-
-class Folded(Facts, frozen=True):
-    """Sampled stacks of a slot's Python threads.
-
-    Attributes:
-        seconds: For how long was sampled.
-        samples: How many samples were taken.
-        stacks: How often each stack was seen, root first, frames joined by `;`, as flame graph tools read it.
-    """
-
-    seconds: float
-    samples: int
-    stacks: dict[str, int]
+from strandline.runtime.protocol.profiles import Folded
 
 
 class LogText(Facts, frozen=True):

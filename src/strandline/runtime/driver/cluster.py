@@ -44,6 +44,7 @@ from strandline.runtime.protocol.messages import (
     RunInfo,
     SlotSpec,
 )
+from strandline.runtime.protocol.profiles import Folded, Profile
 from strandline.runtime.protocol.server import Server
 from strandline.runtime.protocol.slot_calls import (
     BatchRound,
@@ -457,6 +458,10 @@ class Cluster(CoordinatorCalls):
     def slot_figures(self) -> list[SlotFigures]:
         """The figures of every slot that answers."""
         return list(self._on_slots(TaskManagerClient.slot_figures, NOTHING, self._places).values.values())
+
+    def profile(self, index: int, request: Profile) -> Folded:
+        """Sample the Python threads of a slot."""
+        return self._on_slots(TaskManagerClient.profile, request, [index]).all()[index]
 
     def changelog_figures(self) -> ChangelogFigures | None:
         """What the changelogs of all task managers take up and cost; None without a changelog."""

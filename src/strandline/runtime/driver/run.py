@@ -38,6 +38,7 @@ from strandline.runtime.driver.restore.savepoints import SavepointFormat, Savepo
 from strandline.runtime.driver.restore.takeover import Restore
 from strandline.runtime.driver.run_figures import run_figures
 from strandline.runtime.driver.status import RunStatus
+from strandline.runtime.protocol.profiles import Folded, Profile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -497,6 +498,17 @@ class Run:
         if self._generations.cluster is None or self._done.is_set():
             return RunProcesses()
         return run_processes(self._generations.cluster.processes())
+
+    def profile(self, subtask: int, seconds: float, hz: float = 100.0) -> Folded:
+        """Sample the Python threads of the slot that runs subtask `subtask` of every step.
+
+        Raises `StrandlineError` if there is no such slot, if it is lost meanwhile, or is being sampled already.
+        """
+        parallelism = self._running().parallelism
+        if not 0 <= subtask < parallelism:
+            raise StrandlineError(f"job {self.name!r} has no subtask {subtask}; there are 0 to {parallelism - 1}")
+        assert self._generations.cluster is not None
+        return self._generations.cluster.profile(subtask, Profile(seconds, hz))
 
     def figures(self) -> RunFigures:
         """Figures of the run: fresh ones while a generation runs, else the last ones."""

@@ -10,6 +10,7 @@ from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.calls import LONG, QUICK, Client, Nothing, call
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.messages import BatchTime, Rebuilt, Sealed, SnapshotReport
+from strandline.runtime.protocol.profiles import MOST_SECONDS, Folded, Profile
 
 NextTimers = dict[str, int]
 """When the steps of a slot next have something to do without rows: for each uid the earliest time by the step's clock.
@@ -153,6 +154,11 @@ class SlotFailed(msgspec.Struct, frozen=True, tag="failed"):
     failure: Failure
 
 
+def profile_deadline(request: Profile) -> float:
+    """Seconds for which a caller waits for a profile: a slot whose threads are all busy samples more slowly."""
+    return min(request.seconds, MOST_SECONDS) + 10.0
+
+
 class SlotCalls(ABC):
     """What a slot can be asked to do."""
 
@@ -185,6 +191,11 @@ class SlotCalls(ABC):
     @abstractmethod
     def query(self, request: Query) -> bytes:
         """Whether the slot has something for a key, and the state of the key, pickled as a pair."""
+
+    @call(deadline=profile_deadline)
+    @abstractmethod
+    def profile(self, request: Profile) -> Folded:
+        """Samples the threads of the slot."""
 
     @call(deadline=LONG)
     @abstractmethod
@@ -247,6 +258,9 @@ class SlotClient(Client, SlotCalls):
 
     def query(self, request: Query) -> bytes:
         return self.carry_out(SlotCalls.query, request)
+
+    def profile(self, request: Profile) -> Folded:
+        return self.carry_out(SlotCalls.profile, request)
 
     def prepare_empty(self, request: PrepareEmpty) -> None:
         return self.carry_out(SlotCalls.prepare_empty, request)

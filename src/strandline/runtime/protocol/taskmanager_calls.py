@@ -14,6 +14,7 @@ from strandline.runtime.protocol.calls import FORWARDING, LONG, QUICK, Client, N
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.messages import Rebuilt, Sealed, SegmentUpload, SlotSpec, StorageSettings
+from strandline.runtime.protocol.profiles import Folded, Profile
 from strandline.runtime.protocol.slot_calls import (
     BatchRound,
     Commit,
@@ -22,6 +23,7 @@ from strandline.runtime.protocol.slot_calls import (
     Query,
     SlotFigures,
     SlotStatus,
+    profile_deadline,
 )
 
 Asked = TypeVar("Asked")
@@ -213,6 +215,11 @@ class TaskManagerCalls(ABC):
     def query(self, request: ForSlots[Query]) -> SlotAnswers[bytes]:
         """See `SlotCalls.query`."""
 
+    @call(deadline=lambda request: _forwarded(profile_deadline(request.request)))
+    @abstractmethod
+    def profile(self, request: ForSlots[Profile]) -> SlotAnswers[Folded]:
+        """See `SlotCalls.profile`."""
+
     # --- checkpoints -----------------------------------------------------------------------------
 
     @call(deadline=lambda request: _forwarded(request.timeout))
@@ -286,6 +293,9 @@ class TaskManagerClient(Client, TaskManagerCalls):
 
     def query(self, request: ForSlots[Query]) -> SlotAnswers[bytes]:
         return self.carry_out(TaskManagerCalls.query, request)
+
+    def profile(self, request: ForSlots[Profile]) -> SlotAnswers[Folded]:
+        return self.carry_out(TaskManagerCalls.profile, request)
 
     def take_checkpoint(self, request: TakeCheckpoint) -> SlotAnswers[list[SubtaskAck]]:
         return self.carry_out(TaskManagerCalls.take_checkpoint, request)

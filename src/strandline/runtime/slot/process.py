@@ -40,6 +40,7 @@ from strandline.runtime.protocol.messages import (
     SnapshotReport,
 )
 from strandline.runtime.protocol.process_limits import set_up_process
+from strandline.runtime.protocol.profiles import Folded, Profile
 from strandline.runtime.protocol.server import Server
 from strandline.runtime.protocol.slot_calls import (
     PULSE_EVERY,
@@ -64,6 +65,7 @@ from strandline.runtime.protocol.user_folder import make_private
 from strandline.runtime.slot.exchanges import Exchanges
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.runtime.slot.operator_slot import OperatorSlot
+from strandline.runtime.slot.profiler import Profiler
 from strandline.runtime.slot.rebuild import rebuild
 from strandline.state.backends.rocksdb import RocksDBMemory
 
@@ -83,6 +85,7 @@ class Slot(SlotCalls):
         self._stopped = threading.Event()
         self._exchanges = Exchanges()
         self._dead_thread: Failure | None = None
+        self._profiler = Profiler()
         self.rebuilt: list[Rebuilt] = []
         self._manager: TaskManagerClient | None = None
         self._teller = ThreadPoolExecutor(1, thread_name_prefix="teller") if spec.run.changelog else None
@@ -199,6 +202,9 @@ class Slot(SlotCalls):
         if op is None:
             raise StrandlineError(f"there is no step {request.operator!r}; there are: {', '.join(self.operators)}")
         return pickle.dumps(op.query(request.state, request.key))
+
+    def profile(self, request: Profile) -> Folded:
+        return self._profiler.profile(request)
 
     def prepare_empty(self, request: PrepareEmpty) -> None:
         for uid, op in self.operators.items():

@@ -29,6 +29,7 @@ from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.folders import clear_socket_folder, run_folder, socket_folder
 from strandline.runtime.protocol.messages import RunInfo, Sealed, SlotSpec
 from strandline.runtime.protocol.process_limits import set_up_process
+from strandline.runtime.protocol.profiles import Folded, Profile
 from strandline.runtime.protocol.server import Server
 from strandline.runtime.protocol.slot_calls import (
     BatchRound,
@@ -249,6 +250,9 @@ class TaskManager(TaskManagerCalls):
 
     def query(self, request: ForSlots[Query]) -> SlotAnswers[bytes]:
         return self._slots.call(request.slots, SlotClient.query, request.request)
+
+    def profile(self, request: ForSlots[Profile]) -> SlotAnswers[Folded]:
+        return self._slots.call(request.slots, SlotClient.profile, request.request)
 
     def changelog_figures(self, request: Nothing) -> ChangelogFigures | None:
         return self._durability.figures()

@@ -29,8 +29,9 @@ MAY_IMPORT: dict[str, str] = {
     "observe": f"runtime.driver runtime.protocol runtime.liveness {BELOW_RUNTIME}",
     # The REST interface and the server of the page: answers made of facts.
     "rest": "observe runtime.driver checkpoint config errors redaction",
-    # What a person does to a job's folder. `strandline` gives it the version.
-    "admin": "strandline state_reader runtime.driver.restore checkpoint storage config errors redaction",
+    # What a person does to a job and to its folder. `strandline` gives it the version.
+    "admin": "strandline job rest observe state_reader runtime.driver runtime.protocol checkpoint storage config "
+    "errors redaction",
     # State as a table. It finds checkpoints as a restore does, and decodes what the operators store.
     "state_reader": f"runtime.driver.restore state_files {BELOW_RUNTIME}",
     # The files of a checkpoint's state on local disk: what slots restore and what the state reader reads.

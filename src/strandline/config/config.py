@@ -497,6 +497,20 @@ class Config:
         """Returns a copy with other values for some options; raises `ConfigError` as the constructor does."""
         return self._build({**{name: getattr(self, name) for name in OPTIONS}, **changes})
 
+    def with_mapping(self, mapping: Mapping[str, object]) -> Self:
+        """Returns a copy with other values for the keys of `mapping`, which are those of `from_mapping`.
+
+        Single settings of `storage_options` and `rocksdb` leave the others as they are. Raises what `from_mapping`
+        raises.
+        """
+        changes = read_mapping(mapping, OPTIONS, self.rocksdb)
+        if "storage_options" in changes:
+            changes["storage_options"] = {
+                **self.storage_options,
+                **cast("Mapping[str, str]", changes["storage_options"]),
+            }
+        return self.replace(**changes)
+
     def to_mapping(self) -> dict[str, object]:
         """Returns our option names with plain JSON values; `from_mapping` gives an equal config back.
 

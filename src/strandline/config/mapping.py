@@ -49,8 +49,14 @@ _MAX_KEYS = 10_000
 """Aliases in a YAML file could otherwise multiply its keys without end."""
 
 
-def read_mapping(mapping: Mapping[str, object], options: Mapping[str, Option[object, object]]) -> dict[str, object]:
+def read_mapping(
+    mapping: Mapping[str, object],
+    options: Mapping[str, Option[object, object]],
+    rocksdb: RocksDBOptions = RocksDBOptions(),  # noqa: B008 - frozen
+) -> dict[str, object]:
     """Returns the `options` that `mapping` sets: our names with their stored values.
+
+    Single settings of RocksDB change those of `rocksdb`, unless the mapping names a profile, too.
 
     Raises `UnknownOptionError` for an unknown key, and `ConfigError` for a wrong value or for two keys that set one
     option to different values.
@@ -93,7 +99,7 @@ def read_mapping(mapping: Mapping[str, object], options: Mapping[str, Option[obj
     if _USE_FILTERS in mapping and not _flag(_USE_FILTERS, mapping[_USE_FILTERS]):
         tuned["rocksdb.bloom_bits_per_key"] = 0
     if tuned:
-        profile = cast(RocksDBOptions, values.get("rocksdb", RocksDBOptions()))
+        profile = cast(RocksDBOptions, values.get("rocksdb", rocksdb))
         changes: dict[str, Any] = {name.removeprefix(_OWN_ROCKSDB): value for name, value in tuned.items()}
         values["rocksdb"] = dataclasses.replace(profile, **changes)
     return values

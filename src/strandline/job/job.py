@@ -12,6 +12,7 @@ from strandline.config.option import DurationLike
 from strandline.errors import ConfigError, JobDefinitionError
 from strandline.job.arguments import read_milliseconds
 from strandline.job.listener import RunListener, check_listener
+from strandline.job.overlay import StartArguments, overlaid
 from strandline.job.run import JobRun
 from strandline.job.stream import Stream
 from strandline.operators.columns.declared import check_time_column
@@ -60,6 +61,7 @@ class Job:
                 f"job {name!r}: config must be a sl.Config, not {type(config).__name__}; write sl.Config(...), or "
                 "sl.Config.from_mapping({...})"
             )
+        config = overlaid().config(name, config)
         for place in (config.checkpoint_dir, config.changelog_dir):
             if place is not None:
                 open_storage(place, config.storage_options)  # contacts nobody, but refuses what cannot be opened
@@ -186,7 +188,13 @@ class Job:
         if claim_mode not in get_args(ClaimMode):
             known = " or ".join(map(repr, get_args(ClaimMode)))
             raise ConfigError(f"claim_mode={claim_mode!r}: use {known}")
-        config = self.config if parallelism is None else self.config.replace(parallelism=parallelism)
+        given = overlaid().start(
+            self.name,
+            StartArguments(
+                None if restore is None else os.fspath(restore), parallelism, claim_mode, allow_non_restored_state
+            ),
+        )
+        config = self.config if given.parallelism is None else self.config.replace(parallelism=given.parallelism)
         return JobRun(
             lambda on_event: Run(
                 self.name,
@@ -194,8 +202,8 @@ class Job:
                 config,
                 self._graph,
                 available_now=available_now,
-                restore=Restore(os.fspath(restore), claim_mode) if restore is not None else None,
-                allow_non_restored=allow_non_restored_state,
+                restore=Restore(given.restore, given.claim_mode) if given.restore is not None else None,
+                allow_non_restored=given.allow_non_restored_state,
                 on_event=on_event,
             ),
             self._listeners,

@@ -11,19 +11,24 @@ import typer
 
 import strandline
 from strandline.admin.cli.checkpoints import app as checkpoints_app
+from strandline.admin.cli.listing import list_jobs
+from strandline.admin.cli.run import run
+from strandline.admin.cli.run_words import RunCommand
 from strandline.admin.cli.savepoint import savepoint
 from strandline.admin.cli.state import app as state_app
+from strandline.admin.problems import exit_code
 from strandline.errors import StrandlineError
 
 app = typer.Typer(
     name="strandline",
     help="Large keyed state and incremental, fault-tolerant checkpoints for PySpark streaming jobs.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(cls=RunCommand, no_args_is_help=True, context_settings={"allow_interspersed_args": False})(run)
+app.command("list")(list_jobs)
 app.add_typer(checkpoints_app, name="checkpoints")
 app.command()(savepoint)
 app.add_typer(state_app, name="state")
@@ -57,7 +62,7 @@ class _Debug:
 
 
 def main() -> None:
-    """Run a command. A `StrandlineError` is printed as one message on standard error, with exit code 1."""
+    """Run a command. A `StrandlineError` is printed as one message on standard error; see `ExitCode` for the code."""
     try:
         app()
     except StrandlineError as error:
@@ -68,7 +73,7 @@ def main() -> None:
         from strandline.admin.cli.console import SafeConsole
 
         SafeConsole(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
-        sys.exit(1)
+        sys.exit(exit_code(error))
 
 
 @app.command()

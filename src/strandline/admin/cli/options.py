@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from strandline.errors import ConfigError
+from strandline.admin.problems import UsageError
+from strandline.errors import ConfigError, StrandlineError
 from strandline.redaction import is_secret
+
+if TYPE_CHECKING:
+    from strandline.admin.found_jobs import Where
+
+
+def job_names(incomplete: str) -> list[str]:
+    """The names of this host's running jobs, for the completion of the shell. It never fails."""
+    from strandline.observe.registry import local_runs
+
+    with suppress(StrandlineError, OSError):
+        return sorted({run.entry.job for run in local_runs() if run.alive and run.entry.job.startswith(incomplete)})
+    return []
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print the facts as JSON on standard output.")]
 Location = Annotated[str, typer.Argument(help="A job's checkpoint folder (checkpoint_dir/job), or the checkpoint_dir.")]
@@ -24,6 +39,23 @@ StorageOptions = Annotated[
         "given so, because everybody on the host can see the arguments of a command.",
     ),
 ]
+JobName = Annotated[
+    str, typer.Argument(metavar="JOB", help="Name, id, or the beginning of the id.", autocompletion=job_names)
+]
+Url = Annotated[
+    str,
+    typer.Option("--url", metavar="URL", help="The address of the job's page, for a job of another host or user."),
+]
+TokenFile = Annotated[
+    str,
+    typer.Option("--token-file", metavar="FILE", help="The file with its token; or set STRANDLINE_TOKEN."),
+]
+CheckpointDirs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--checkpoint-dir", "-c", metavar="DIR", help="Look for the job in this checkpoint directory. Can be repeated."
+    ),
+]
 ChangelogDirs = Annotated[
     list[str] | None,
     typer.Option(
@@ -32,6 +64,20 @@ ChangelogDirs = Annotated[
         help="The job's changelog_dir, or another storage that holds files of its checkpoints. Can be repeated.",
     ),
 ]
+
+
+def looked_for(
+    url: str = "",
+    token_file: str = "",
+    checkpoint_dirs: list[str] | None = None,
+    storage_option: list[str] | None = None,
+) -> Where:
+    """Where a command looks for its job. Raises `UsageError` if that is said in two ways."""
+    from strandline.admin.found_jobs import Where
+
+    if url and checkpoint_dirs:
+        raise UsageError("--url and checkpoint directories are two places to look for a job; give one of them")
+    return Where(url, token_file, tuple(checkpoint_dirs or ()), storage_settings(storage_option))
 
 
 def changelog_roots(locations: list[str] | None, settings: dict[str, str]) -> tuple[str, ...]:
@@ -43,30 +89,46 @@ def changelog_roots(locations: list[str] | None, settings: dict[str, str]) -> tu
 
 def storage_settings(pairs: list[str] | None) -> dict[str, str]:
     """The settings given as `--storage-option KEY=VALUE` or `KEY=@FILE`. Refuses a secret among the arguments."""
+    return settings_of(pairs, "--storage-option")
+
+
+def settings_of(pairs: list[str] | None, option: str) -> dict[str, str]:
+    """The settings given as `option KEY=VALUE` or `KEY=@FILE`. Refuses a secret among the arguments."""
     settings = {}
     for pair in pairs or []:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise ConfigError("a --storage-option is not KEY=VALUE")
+            raise ConfigError(f"a {option} is not KEY=VALUE")
         if value.startswith("@"):
-            value = _read_value(name, value[1:])
+            value = _read_value(f"{option} {name}", value[1:])
         elif is_secret(name, value):
             raise ConfigError(
-                f"--storage-option {name}: everybody on this host can see the arguments of a command; write the secret "
+                f"{option} {name}: everybody on this host can see the arguments of a command; write the secret "
                 f"to a file and give {name}=@FILE, or set it in the environment"
             )
         settings[name] = value
     return settings
 
 
-def _read_value(name: str, file: str) -> str:
+def _read_value(option: str, file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"--storage-option {name}: cannot read the file {file}: {reason}") from None
+        raise ConfigError(f"{option}: cannot read the file {file}: {reason}") from None
 
 
 def print_json(facts: Any) -> None:
     """Print facts as indented JSON. What a crafted checkpoint holds and JSON cannot is shown as text."""
     typer.echo(json.dumps(facts, indent=2, default=repr))
+
+
+def duration_option(option: str, text: str, *, zero: bool = False) -> float:
+    """The seconds that a user wrote as `500ms`, `10s` or `1min`. Raises `UsageError` that names the option."""
+    from strandline.config.option import duration
+
+    kind = duration(zero=zero)
+    try:
+        return kind.parse(text)
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is not {kind.allowed}") from None

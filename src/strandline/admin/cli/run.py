@@ -1,0 +1,194 @@
+"""The command `strandline run`: starts a script with settings over those of its jobs, here or detached."""
+
+from __future__ import annotations
+
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from strandline.admin.cli.options import Json, print_json, settings_of
+from strandline.admin.problems import UsageError
+from strandline.errors import ConfigError, StrandlineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from strandline.admin.detached import Detached
+    from strandline.observe.run_entries import FoundRun
+
+
+class ClaimModes(StrEnum):
+    """Who owns the restored checkpoint."""
+
+    claim = "claim"
+    no_claim = "no_claim"
+
+
+def run(
+    script: Annotated[str, typer.Argument(metavar="APP.py", help="The script that starts the job.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="Its arguments.", show_default=False)
+    ] = None,
+    from_savepoint: Annotated[
+        str | None,
+        typer.Option("--from-savepoint", "-s", metavar="PATH", help="Start from this savepoint or checkpoint."),
+    ] = None,
+    parallelism: Annotated[
+        int | None, typer.Option("--parallelism", "-p", min=1, help="The number of subtasks of each stateful step.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            "-D",
+            metavar="KEY=VALUE",
+            help="An option of the job's Config, by our name or Flink's key. KEY=@FILE reads the value from a file; "
+            "secrets must be given so. Can be repeated.",
+        ),
+    ] = None,
+    claim_mode: Annotated[
+        ClaimModes | None, typer.Option("--claim-mode", help="Who owns what --from-savepoint names.")
+    ] = None,
+    allow_non_restored_state: Annotated[
+        bool,
+        typer.Option(
+            "--allow-non-restored-state", "-n", help="Leave out stored state that the job does not have any more."
+        ),
+    ] = False,
+    job: Annotated[
+        str | None,
+        typer.Option("--job", help="The job that takes these settings; without it, every job of the script."),
+    ] = None,
+    detached: Annotated[
+        bool, typer.Option("--detached", "-d", help="Return once the job runs, and leave it running.")
+    ] = False,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="DURATION", help="With --detached: how long the start may take.")
+    ] = "3min",
+    as_json: Json = False,
+) -> None:
+    """Run a script as `python APP.py` does, with these settings over those of its jobs.
+
+    Options stand before APP.py or right behind it. All other words are the script's; `--` ends our options.
+    """
+    options = _checked_options(option)
+    if detached:
+        again = _again(from_savepoint, parallelism, option, claim_mode, allow_non_restored_state, job)
+        _detach([*again, "--", script, *(arguments or [])], script, job, timeout, as_json)
+        return
+    if as_json:
+        raise UsageError("--json goes with --detached: otherwise the output is the script's")
+    from strandline.admin.script import run_script
+    from strandline.job.overlay import Overlay, lay_over
+
+    laid = lay_over(
+        Overlay(
+            job,
+            options,
+            from_savepoint,
+            parallelism,
+            None if claim_mode is None else claim_mode.value,
+            allow_non_restored_state,
+        )
+    )
+    code = run_script(script, arguments or [])
+    untaken = laid.untaken()
+    if code == 0 and untaken is not None:
+        raise StrandlineError(f"{script}: {untaken}")
+    raise typer.Exit(code)
+
+
+def _checked_options(pairs: list[str] | None) -> Mapping[str, str]:
+    """The options, checked before the script starts. Raises `UsageError` for a wrong one."""
+    from strandline.config import Config
+
+    try:
+        options = settings_of(pairs, "-D")
+        Config(checkpoint_dir="/").with_mapping(options)
+    except ConfigError as error:
+        raise UsageError(f"-D: {error}" if not str(error).startswith(("-D", "a -D")) else str(error)) from None
+    return options
+
+
+def _again(
+    from_savepoint: str | None,
+    parallelism: int | None,
+    option: list[str] | None,
+    claim_mode: ClaimModes | None,
+    allow_non_restored_state: bool,
+    job: str | None,
+) -> list[str]:
+    """The same command, attached. Values from files are read there."""
+    words = [sys.executable, "-m", "strandline.admin.cli.main", "run"]
+    given: list[tuple[str, object]] = [
+        ("--from-savepoint", from_savepoint),
+        ("--parallelism", parallelism),
+        *(("--option", pair) for pair in option or []),
+        ("--claim-mode", None if claim_mode is None else claim_mode.value),
+        ("--job", job),
+    ]
+    words += [f"{name}={value}" for name, value in given if value is not None]
+    return [*words, "--allow-non-restored-state"] if allow_non_restored_state else words
+
+
+def _detach(command: list[str], script: str, job: str | None, timeout: str, as_json: bool) -> None:
+    from strandline.admin.cli.options import duration_option
+    from strandline.admin.cli.progress import progress_of
+    from strandline.admin.detached import start_detached
+    from strandline.admin.rest_client import Progress
+    from strandline.observe.registry import local_runs, user_runs_folder
+    from strandline.runtime.protocol.user_folder import make_private
+
+    seconds = duration_option("--timeout", timeout)
+    if not Path(script).is_file():
+        raise UsageError(f"there is no script {script}")
+    begun = time.time()
+
+    def find(pid: int) -> FoundRun | None:
+        for found in local_runs():
+            entry = found.entry
+            # A process id comes again one day, so the time counts, too.
+            if entry.pid == pid and entry.started_ms >= (begun - 5) * 1000 and job in (None, entry.job):
+                return found
+        return None
+
+    folder = make_private(user_runs_folder() / "logs")
+    log = folder / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(begun))}-{_file_name(script)}.log"
+    with progress_of(f"starting {script}") as reporter:
+        started = start_detached(
+            command, log, find, timeout=seconds, waiting=lambda: reporter.report(Progress("until its job runs"))
+        )
+    _print_started(started, as_json)
+
+
+def _file_name(script: str) -> str:
+    """A name for the log that a folder takes, unique among scripts that start in one second."""
+    import os
+
+    stem = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in Path(script).stem)
+    return f"{stem[:60]}-{os.getpid()}"
+
+
+def _print_started(started: Detached[FoundRun], as_json: bool) -> None:
+    entry = started.found.entry
+    facts: dict[str, Any] = {
+        "id": entry.job_id,
+        "name": entry.job,
+        "run": entry.run,
+        "pid": started.pid,
+        "url": entry.rest_url,
+        "log": str(started.log),
+    }
+    if as_json:
+        print_json(facts)
+        return
+    from strandline.admin.cli.console import SafeConsole
+
+    console = SafeConsole()
+    console.print(f"Job has been submitted with JobID {entry.job_id}", soft_wrap=True)
+    for name, value in (("job", entry.job), ("page", entry.rest_url or "none"), ("log", str(started.log))):
+        console.print(f"{name:>5}  {value}", soft_wrap=True)

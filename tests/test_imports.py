@@ -21,12 +21,13 @@ BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases erro
 
 MAY_IMPORT: dict[str, str] = {
     # What users import. `strandline` itself is the list of public names.
-    "strandline": "job sinks operators state state_reader config checkpoint runtime.driver runtime.protocol errors",
-    "job": f"sinks progress runtime.driver {BELOW_RUNTIME}",
+    "strandline": "job observe sinks operators state state_reader config checkpoint runtime.driver runtime.protocol "
+    "errors",
+    "job": f"rest observe sinks progress runtime.driver {BELOW_RUNTIME}",
     "sinks": "errors",
     "progress": "",
     # What can be seen of a job: facts of a running one, and history that outlives the driver.
-    "observe": f"runtime.driver runtime.protocol runtime.liveness {BELOW_RUNTIME}",
+    "observe": f"sinks runtime.driver runtime.protocol runtime.liveness {BELOW_RUNTIME}",
     # The REST interface and the server of the page: answers made of facts.
     "rest": "observe runtime.driver checkpoint config errors redaction",
     # What a person does to a job and to its folder. `strandline` gives it the version.

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from strandline.job.run import JobRun
     from strandline.job.stream import Stream
     from strandline.job.windowed_stream import WindowedStream
+    from strandline.observe.facts import Finding
     from strandline.operators.aggregate.arrow_aggregate import ArrowAggregate
     from strandline.operators.aggregate.functions import (
         Aggregate,
@@ -102,6 +103,7 @@ __all__ = [
     "DamagedFileError",
     "DirectoryNotOursError",
     "FencedError",
+    "Finding",
     "ForeachBatchSink",
     "IncompatibleCheckpointError",
     "Job",
@@ -185,6 +187,7 @@ _NAMES = {
     "strandline.job.run": "JobRun",
     "strandline.job.stream": "Stream",
     "strandline.job.windowed_stream": "WindowedStream",
+    "strandline.observe.facts": "Finding",
     "strandline.operators.aggregate.functions": "Aggregate approx_count_distinct avg collect_list count first last "
     "max min sum",
     "strandline.operators.aggregate.arrow_aggregate": "ArrowAggregate",

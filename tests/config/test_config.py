@@ -792,7 +792,7 @@ def test_a_server_has_one_port_or_a_range_or_is_off(
 
 @pytest.mark.parametrize("wrong", [-1, 65536, "0-9", "9-8", "8081-99999", "http", True, 1.5, "80,81"])
 def test_a_wrong_port_says_what_is_allowed(wrong: object) -> None:
-    with pytest.raises(ConfigError, match='rest_port.*a range such as "8081-8130", or "off"'):
+    with pytest.raises(ConfigError, match=r'rest_port.*a range such as "8081-8130", or "off"'):
         Config.from_mapping({**DIR, "rest_port": wrong})
 
 

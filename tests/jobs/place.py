@@ -84,6 +84,7 @@ class Place:
             "restart_delay": "100ms",
             # not the default, where jobs of one name, such as those of two tests, clear away each other's dead runs
             "local_dir": str(self.root / "local"),
+            "rest_port": "off",
         }
         return sl.Config(checkpoint_dir=str(self.checkpoints), **{**defaults, **options})
 

@@ -12,6 +12,7 @@ from strandline.config.option import DurationLike
 from strandline.errors import ConfigError, JobDefinitionError
 from strandline.job.arguments import read_milliseconds
 from strandline.job.listener import RunListener, check_listener
+from strandline.job.observation import Observation
 from strandline.job.overlay import StartArguments, overlaid
 from strandline.job.run import JobRun
 from strandline.job.stream import Stream
@@ -206,6 +207,7 @@ class Job:
                 allow_non_restored=given.allow_non_restored_state,
                 on_event=on_event,
             ),
+            lambda run: Observation(run, self._graph, str(self.spark.version)),
             self._listeners,
         )
 

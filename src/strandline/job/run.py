@@ -12,7 +12,9 @@ from strandline.config.option import DurationLike, parse_duration
 from strandline.errors import ConfigError, StrandlineError
 from strandline.job.left_runs import end_at_exit
 from strandline.job.listener import Listeners, RunListener, check_listener
+from strandline.job.observation import Observation
 from strandline.job.run_summary import summary_html, summary_text
+from strandline.observe.facts import Finding
 from strandline.progress import steps
 from strandline.runtime.driver.events import RunEvent
 from strandline.runtime.driver.figures import RunFigures, RunProcesses
@@ -37,13 +39,24 @@ class JobRun:
     ```
     """
 
-    def __init__(self, make_run: Callable[[Callable[[RunEvent], None]], Run], listeners: Iterable[RunListener]) -> None:
-        """`make_run` makes the run of a function that takes its events."""
+    def __init__(
+        self,
+        make_run: Callable[[Callable[[RunEvent], None]], Run],
+        observe: Callable[[Run], Observation],
+        listeners: Iterable[RunListener],
+    ) -> None:
+        """`make_run` makes the run of a function that takes its events; `observe` makes it visible."""
         self._listeners = Listeners(self)
         for listener in listeners:
             self._listeners.add(listener)
         self._run = make_run(self._listeners.post)
-        self._run.begin()
+        self._observation = observe(self._run)
+        try:
+            self._run.begin()
+        except BaseException:
+            self._observation.close()
+            raise
+        self._observation.begun()
         self._listeners.start()
         end_at_exit(self)
 
@@ -68,8 +81,8 @@ class JobRun:
         return summary_text(self._run.summary())
 
     def _repr_html_(self) -> str:
-        """The same facts as a table, for notebooks."""
-        return summary_html(self._run.summary())
+        """The same facts as a table, for notebooks, with the health of the run and a link to its page."""
+        return summary_html(self._run.summary(), self.health(), self.ui_url)
 
     @property
     def name(self) -> str:
@@ -85,6 +98,18 @@ class JobRun:
     def error(self) -> Exception | None:
         """The error that ended the run, or None."""
         return self._run.error
+
+    @property
+    def ui_url(self) -> str | None:
+        """The address of the run's web page and REST API; None if it has none."""
+        return self._observation.ui_url
+
+    def health(self) -> list[Finding]:
+        """Returns the rules of health that the run breaks, worst first; empty if all is well.
+
+        The rules are those of the operations guide. The figures behind them are at most seconds old.
+        """
+        return self._observation.health()
 
     def process_all_available(self) -> None:
         """Waits until the rows that the sources hold now are processed and a completed checkpoint covers them.
@@ -132,16 +157,21 @@ class JobRun:
         with steps(f"rescaling to {parallelism}", 4) as step:
             return self._run.rescale(parallelism, step)
 
-    def savepoint(self, directory: str | os.PathLike[str], *, format: SavepointFormat = "canonical") -> str:
+    def savepoint(
+        self, directory: str | os.PathLike[str] | None = None, *, format: SavepointFormat = "canonical"
+    ) -> str:
         """Writes the state of the whole job into a new folder in `directory`, and returns the path of the folder.
+
+        Without `directory`, the folder is made in `Config.savepoint_dir`.
 
         The run goes on meanwhile. The savepoint is yours: it needs nothing outside its folder, you may move it, and no
         job deletes it (`strandline savepoint --dispose` does). A `canonical` savepoint restores into either backend. A
         `native` one holds RocksDB's own files and is faster. Both restore at any parallelism.
 
-        Raises `CheckpointError` if the savepoint fails or if nothing was processed yet.
+        Raises `CheckpointError` if the savepoint fails or if nothing was processed yet, and `ConfigError` if there is
+        no directory.
         """
-        return self._run.savepoint(os.fspath(directory), _known_format(format))
+        return self._run.savepoint(None if directory is None else os.fspath(directory), _known_format(format))
 
     def stop(
         self,
@@ -182,6 +212,7 @@ class JobRun:
         """Give listeners a moment to learn that the run is over: the program may end next."""
         if self.status.ended:
             self._listeners.join()
+            self._observation.join()
 
     def add_listener(self, listener: RunListener) -> None:
         """Adds a `RunListener`, which is told what happens from now on. `Job.add_listener` misses nothing.

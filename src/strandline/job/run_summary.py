@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from html import escape
 
 from strandline.checkpoint.stats import CheckpointStats
+from strandline.observe.facts import Finding
 from strandline.runtime.driver.figures import RunSummary
 
 
@@ -15,10 +17,12 @@ def summary_text(run: RunSummary) -> str:
     return f"<JobRun {run.name!r} {run.status}: {', '.join(facts)}>"
 
 
-def summary_html(run: RunSummary) -> str:
-    """A table for notebooks; every text is escaped."""
-    rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in _facts(run))
-    return f"<table><caption>{escape(run.name)}</caption>{rows}</table>"
+def summary_html(run: RunSummary, health: Sequence[Finding] = (), ui_url: str | None = None) -> str:
+    """A table for notebooks, with the rules of health that are broken and a link to the page; texts are escaped."""
+    found = [(f"health: {one.severity}", f"{one.title}: {one.text} {one.remedy}") for one in health]
+    rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in _facts(run) + found)
+    link = f'<tr><th>page</th><td><a href="{escape(ui_url)}">{escape(ui_url)}</a></td></tr>' if ui_url else ""
+    return f"<table><caption>{escape(run.name)}</caption>{rows}{link}</table>"
 
 
 def _facts(run: RunSummary) -> list[tuple[str, str]]:

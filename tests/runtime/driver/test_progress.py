@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.runtime.driver.progress import BatchWork, RunProgress, Shape, offsets_behind
+from strandline.runtime.driver.slot_samples import SlotSample
 from strandline.runtime.protocol.messages import BatchTime, StepWatermarks, batch_id
 from strandline.runtime.protocol.slot_calls import OperatorFigures, RowCounts, SlotFigures
 
@@ -80,7 +81,8 @@ def test_a_report_has_the_names_of_spark_and_counts_each_row_once() -> None:
     progress = RunProgress("visits", reports.append)
     progress.begin(Shape(1, 2, -1, (0, 0)), STEPS)
     slot = SlotFigures(dict.fromkeys(STEPS, OperatorFigures(100, 40, 7)), 1000, 80)
-    progress.sampled(1, [slot, slot], 4000, None)
+    samples = [SlotSample(index, "task-manager-0", "127.0.0.1", slot) for index in range(2)]
+    progress.sampled(1, samples, 4000, None)
     progress.committed(work(1, 3, 6))
     progress.reported(1, spark_report(3, 6, (0, 0)))
     (report,) = reports
@@ -101,7 +103,7 @@ def test_a_report_has_the_names_of_spark_and_counts_each_row_once() -> None:
     assert report["sink"]["numOutputRows"] == 6
     figures = progress.steps()["second"]
     assert (figures.state_bytes, figures.state_memory_bytes, figures.estimated_keys) == (200, 80, 14)
-    progress.sampled(1, [slot], 4000, None)
+    progress.sampled(1, samples[:1], 4000, None)
     assert progress.steps()["second"] == figures, "a slot that does not answer does not make the state smaller"
     assert progress.sizes.memory.used_bytes == 160
 

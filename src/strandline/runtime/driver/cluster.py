@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -26,6 +26,7 @@ from strandline.runtime.driver.recoveries import (
     slot_recovery,
 )
 from strandline.runtime.driver.restore.savepoints import SavepointTarget
+from strandline.runtime.driver.slot_samples import SlotSample
 from strandline.runtime.driver.task_managers import Answers, TaskManagers
 from strandline.runtime.protocol.address import Address, is_local_master
 from strandline.runtime.protocol.calls import NOTHING, Nothing
@@ -52,7 +53,6 @@ from strandline.runtime.protocol.slot_calls import (
     NextTimers,
     PrepareEmpty,
     Query,
-    SlotFigures,
     SlotStatus,
 )
 from strandline.runtime.protocol.taskmanager_calls import (
@@ -455,20 +455,28 @@ class Cluster(CoordinatorCalls):
         """What every slot knows of one key, pickled."""
         return list(self._every_slot(TaskManagerClient.query, request).values())
 
-    def slot_figures(self) -> list[SlotFigures]:
-        """The figures of every slot that answers."""
-        return list(self._on_slots(TaskManagerClient.slot_figures, NOTHING, self._places).values.values())
+    def slot_samples(self, changelogs: Mapping[str, ChangelogFigures]) -> list[SlotSample]:
+        """The figures of every slot that answers, with those of the changelog of its task manager."""
+        places = dict(self._places)
+        found = self._on_slots(TaskManagerClient.slot_figures, NOTHING, places).values
+        samples = []
+        for index, figures in sorted(found.items()):
+            place = places[index]
+            changelog = changelogs.get(place.manager, ChangelogFigures())
+            waited = round(changelog.wait_ms * 1_000_000)
+            samples.append(SlotSample(index, place.manager, place.address.host, figures, waited))
+        return samples
 
     def profile(self, index: int, request: Profile) -> Folded:
         """Sample the Python threads of a slot."""
         return self._on_slots(TaskManagerClient.profile, request, [index]).all()[index]
 
-    def changelog_figures(self) -> ChangelogFigures | None:
-        """What the changelogs of all task managers take up and cost; None without a changelog."""
+    def changelog_figures(self) -> dict[str, ChangelogFigures] | None:
+        """What the changelog of each task manager takes up and costs; None without a changelog."""
         if self.run.changelog is None:
             return None
         answers = self._managers.ask(self._managers, TaskManagerClient.changelog_figures, NOTHING)
-        return ChangelogFigures.total([answer for _identity, answer in answers if isinstance(answer, ChangelogFigures)])
+        return {identity: answer for identity, answer in answers if isinstance(answer, ChangelogFigures)}
 
     def processes(self) -> list[TaskManagerInfo]:
         """Task managers and slots with their process ids, as far as the task managers answer."""

@@ -6,7 +6,6 @@ import os
 import secrets
 import sys
 import tempfile
-import uuid
 from typing import TYPE_CHECKING
 
 from strandline.config import Config
@@ -22,11 +21,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def make_cluster(job: str, spark: SparkSession, config: Config) -> Cluster:
+def make_cluster(job: str, run_id: str, spark: SparkSession, config: Config) -> Cluster:
     """A cluster without task managers. Raises `ConfigError` for settings that do not fit Spark or this host."""
     _check_spark(spark, config)
     context = spark.sparkContext
-    run_id = uuid.uuid4().hex
     secret = secrets.token_hex(32)
     bind_host = default_bind_host(str(context.master), config.bind_host)
     # Executors reach Spark's driver by this name, so they reach our server by it, too.

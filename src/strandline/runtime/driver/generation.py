@@ -15,11 +15,12 @@ from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.figures import RestoreFigures
-from strandline.runtime.driver.progress import RunProgress, reports_after
+from strandline.runtime.driver.progress import BEFORE_ALL, RunProgress, mark_of, reports_after
 from strandline.runtime.driver.recoveries import Recovery, first_line
 from strandline.runtime.driver.scratch_folder import ScratchFolder
 from strandline.runtime.driver.spark_logs import interrupts_silenced
 from strandline.runtime.liveness.threads import BackgroundThread
+from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.slot_calls import Query
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ class Generation:
         self._clock = clock
         self._state_memory = state_memory
         self._progress = progress
-        self._reported = -1
-        """The last batch, by Spark's number, that Spark's reports were read up to."""
+        self._reported = BEFORE_ALL
+        """The last of Spark's reports that was read."""
         self._looking = threading.Lock()
         """Held by whoever reads Spark's reports. It takes only the locks of the progress and of listeners."""
         self._closed = threading.Event()
@@ -190,7 +191,7 @@ class Generation:
         try:
             with self._looking:
                 for report in reports_after(self._query, self._reported):
-                    self._reported = report["batchId"]
+                    self._reported = mark_of(report)
                     self._progress.reported(self.number, report)
         except Exception as error:  # noqa: BLE001 - Py4J raises many types while the JVM ends; figures are only figures
             log.info("Spark's reports cannot be read: %s", first_line(str(error)))
@@ -198,9 +199,10 @@ class Generation:
     def refresh_figures(self) -> None:
         """Read Spark's reports, and ask every slot what its state takes up."""
         self.read_reports()
-        self._progress.sampled(
-            self.number, self._cluster.slot_figures(), self._state_memory, self._cluster.changelog_figures()
-        )
+        changelogs = self._cluster.changelog_figures()
+        total = None if changelogs is None else ChangelogFigures.total(list(changelogs.values()))
+        samples = self._cluster.slot_samples(changelogs or {})
+        self._progress.sampled(self.number, samples, self._state_memory, total)
 
     def settle_figures(self, patience: float = REPORT_PATIENCE) -> None:
         """Take the last figures, after `hold`. Spark reports on the last batch as soon as the batch function ends."""

@@ -78,9 +78,9 @@ class Generations:
         """The number of the generation that this run took over last, even if that generation did not start."""
         self._closed = GenerationCounts()
 
-    def start_cluster(self, config: Config) -> None:
+    def start_cluster(self, run_id: str, config: Config) -> None:
         """Start what all generations share: the driver's server, through which it gets its task managers and slots."""
-        self.cluster = make_cluster(self._job, self._spark, config)
+        self.cluster = make_cluster(self._job, run_id, self._spark, config)
         self.cluster.on_recovery = lambda recovery: self._on_event(Recovered(recovery))
 
     def close_cluster(self, patience: float = CLOSE_PATIENCE) -> None:

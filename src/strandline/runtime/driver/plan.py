@@ -197,7 +197,7 @@ class Graph:
             if isinstance(node, StatefulNode):
                 found.add(node.operator.uid)
             else:
-                todo += _parents(node)
+                todo += parents_of(node)
         return frozenset(found)
 
     def initial_rows(self, wiring: Wiring, restored: Container[str]) -> list[DataFrame]:
@@ -219,7 +219,7 @@ class Graph:
         rows do not pass through Spark.
         """
         readers = [known for known, _sink in self.sinks if known is node]
-        readers += [parent for child in self._nodes() for parent in _parents(child) if parent is node]
+        readers += [parent for child in self._nodes() for parent in parents_of(child) if parent is node]
         if isinstance(node, StatefulNode) and len(readers) == 1:
             rows = _frame(node.parent, wiring, frames).select(*map(quoted, node.columns))
             rows = _partitioned(rows, node.operator, wiring)
@@ -234,7 +234,7 @@ class Graph:
             node = todo.pop()
             if not any(node is known for known in found):
                 found.append(node)
-                todo += _parents(node)
+                todo += parents_of(node)
         return found
 
 
@@ -260,7 +260,8 @@ class Renamed:
         return self.function(batch.rename_columns(list(self.names)) for batch in batches)
 
 
-def _parents(node: Node) -> tuple[Node, ...]:
+def parents_of(node: Node) -> tuple[Node, ...]:
+    """The nodes whose rows a node reads."""
     match node:
         case UnionNode(parents):
             return parents
@@ -278,19 +279,19 @@ def _lags(node: Node, numbers: Mapping[int, int]) -> Lags:
         case StatefulNode(reads=reads) if reads:
             return merged(behind(_lags(stream, numbers), lag) for stream, lag in reads)
         case _:
-            return merged(_lags(parent, numbers) for parent in _parents(node))
+            return merged(_lags(parent, numbers) for parent in parents_of(node))
 
 
 def _is_stateful(node: Node) -> bool:
     """Whether the rows of the node come out of a step."""
-    return isinstance(node, StatefulNode) or any(map(_is_stateful, _parents(node)))
+    return isinstance(node, StatefulNode) or any(map(_is_stateful, parents_of(node)))
 
 
 def has_watermark(node: Node) -> bool:
     """Whether a source of the node's rows has event time."""
     if isinstance(node, SourceNode):
         return bool(node.time.delays_ms)
-    return any(map(has_watermark, _parents(node)))
+    return any(map(has_watermark, parents_of(node)))
 
 
 def _relay(node: StatefulNode, wiring: Wiring) -> Relay:
@@ -371,7 +372,7 @@ def greatest_lag(node: Node) -> int:
         case StatefulNode(_, operator) if operator.time_columns:
             return max(operator.time_columns.values())
         case _:
-            return max(map(greatest_lag, _parents(node)))
+            return max(map(greatest_lag, parents_of(node)))
 
 
 def _transformed(function: Transformation, rows: DataFrame) -> DataFrame:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from strandline.runtime.driver.figures import SourceFigures, StateMemory, StepFigures
+from strandline.runtime.driver.slot_samples import SlotSample
 from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.messages import BatchTime
-from strandline.runtime.protocol.slot_calls import OperatorFigures, RowCounts, SlotFigures
+from strandline.runtime.protocol.slot_calls import OperatorFigures, RowCounts
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -110,6 +111,8 @@ class RunProgress:
         self._sources: dict[int, SourceFigures] = {}
         self._reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
         self._sizes = StateSizes()
+        self._slots: dict[int, SlotSample] = {}
+        """What each slot of this generation said last."""
         self._last: BatchWork | None = None
 
     # --- what happens ------------------------------------------------------------------------------
@@ -119,6 +122,7 @@ class RunProgress:
         with self._lock:
             self._shape = shape
             self._unreported = {}
+            self._slots = {}
             self._steps = {uid: self._steps.get(uid, RowCounts()) for uid in steps}
             while self._batches and self._batches[-1].work.batch > shape.restored_batch:
                 void = self._batches.pop()
@@ -153,13 +157,16 @@ class RunProgress:
         self._on_report(report)
 
     def sampled(
-        self, generation: int, slots: Sequence[SlotFigures], budget: int, changelog: ChangelogFigures | None
+        self, generation: int, samples: Sequence[SlotSample], budget: int, changelog: ChangelogFigures | None
     ) -> None:
-        """Slots have said what their state takes up. If one is missing, the sizes stay as they were."""
+        """Slots have given their figures. If one is missing, the sizes stay as they were."""
         with self._lock:
-            missing = len(slots) < self._shape.parallelism and self._sizes.steps
-            if missing or generation != self._shape.generation:
+            if generation != self._shape.generation:
                 return
+            self._slots |= {sample.index: sample for sample in samples}
+            if len(samples) < self._shape.parallelism and self._sizes.steps:
+                return
+            slots = [sample.figures for sample in samples]
             steps: dict[str, OperatorFigures] = {}
             for slot in slots:
                 for uid, figures in slot.operators.items():
@@ -199,6 +206,11 @@ class RunProgress:
     def sizes(self) -> StateSizes:
         """What the state takes up."""
         return self._sizes
+
+    def slots(self) -> list[SlotSample]:
+        """What each slot of the current generation said last, by its number."""
+        with self._lock:
+            return [sample for _index, sample in sorted(self._slots.items())]
 
     def sources(self) -> tuple[SourceFigures, ...]:
         """The sources, in the order of `job.source(...)`."""
@@ -342,15 +354,29 @@ def _iso(milliseconds: int) -> str:
     return text.replace("+00:00", "Z")
 
 
-def reports_after(query: StreamingQuery, known: int) -> list[dict[str, Any]]:
-    """Spark's reports on the batches after `known`, oldest first.
+ReportMark = tuple[int, str]
+"""Which of Spark's reports it is: the batch by Spark's number, and the time of its trigger.
+
+While there are no rows, Spark reports in vain on the batch that would be next. So two reports may have one number.
+"""
+
+BEFORE_ALL: ReportMark = (-1, "")
+
+
+def mark_of(report: Mapping[str, Any]) -> ReportMark:
+    """The mark of a report."""
+    return report["batchId"], report["timestamp"]
+
+
+def reports_after(query: StreamingQuery, known: ReportMark) -> list[dict[str, Any]]:
+    """Spark's reports after the one with the mark `known`, oldest first.
 
     Private Spark API: `_jsq`. `recentProgress` of PySpark would convert up to 100 reports, field by field.
     """
     recent = query._jsq.recentProgress()
     found: list[dict[str, Any]] = []
     for index in range(len(recent) - 1, -1, -1):
-        if recent[index].batchId() <= known:
+        if (recent[index].batchId(), recent[index].timestamp()) <= known:
             break
         found.append(json.loads(recent[index].json()))
     return found[::-1]

@@ -25,20 +25,18 @@ class RescaleRequest:
     covered: Began = field(default_factory=Began.now)
     """When the checkpoint of that batch was complete."""
 
-    def succeed(self, old: Generation, new: Generation, max_parallelism: int) -> None:
-        """The new generation runs: answer with what the change took."""
-        self.result.set_result(
-            Rescaling(
-                time=self.began.time,
-                parallelism_before=old.parallelism,
-                parallelism=self.parallelism,
-                batch=old.batch_function.decided,
-                duration_ms=self.began.ms_until(),
-                pause_ms=self.held.ms_until(),
-                checkpoint_ms=self.held.ms_until(self.covered.steady),
-                slots_ms=new.opened.duration_ms,
-                moved_key_groups=moved_key_groups(old.parallelism, self.parallelism, max_parallelism),
-                local_bytes=new.opened.local_bytes,
-                durable_bytes=new.opened.durable_bytes,
-            )
+    def rescaling(self, old: Generation, new: Generation, max_parallelism: int) -> Rescaling:
+        """What the change took, now that the new generation runs."""
+        return Rescaling(
+            time=self.began.time,
+            parallelism_before=old.parallelism,
+            parallelism=self.parallelism,
+            batch=old.batch_function.decided,
+            duration_ms=self.began.ms_until(),
+            pause_ms=self.held.ms_until(),
+            checkpoint_ms=self.held.ms_until(self.covered.steady),
+            slots_ms=new.opened.duration_ms,
+            moved_key_groups=moved_key_groups(old.parallelism, self.parallelism, max_parallelism),
+            local_bytes=new.opened.local_bytes,
+            durable_bytes=new.opened.durable_bytes,
         )

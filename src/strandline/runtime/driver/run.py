@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from strandline.checkpoint.stats import CheckpointStats
+from strandline.checkpoint.stats import CheckpointHistory, CheckpointStats
 from strandline.config import Config
 from strandline.errors import (
     CheckpointError,
@@ -37,6 +38,8 @@ from strandline.runtime.driver.restart import RestartStrategy
 from strandline.runtime.driver.restore.savepoints import SavepointFormat, SavepointTarget
 from strandline.runtime.driver.restore.takeover import Restore
 from strandline.runtime.driver.run_figures import run_figures
+from strandline.runtime.driver.run_records import RunRecords
+from strandline.runtime.driver.slot_samples import SlotSample
 from strandline.runtime.driver.status import RunStatus
 from strandline.runtime.protocol.profiles import Folded, Profile
 
@@ -89,7 +92,11 @@ class Run:
     ) -> None:
         """`on_event` learns what happens. It must not wait."""
         self.name = name
+        self.id = uuid.uuid4().hex
+        """Names the run in the job's log and in the folders of its processes."""
+        self.records = RunRecords()
         self.status = RunStatus.STARTING
+        self.records.status(self.status)
         self.error: StrandlineError | None = None
         self.restarts = 0
         self._config = config
@@ -103,7 +110,7 @@ class Run:
             available_now=available_now,
             restore=restore,
             allow_non_restored=allow_non_restored,
-            on_event=on_event,
+            on_event=self._note,
         )
         self._strategy = RestartStrategy.of(config)
         self._status_changed = threading.Condition()
@@ -121,12 +128,12 @@ class Run:
 
     def begin(self) -> None:
         """Start the first generation. Raises what is wrong with the job, its options or its checkpoint."""
-        self._generations.start_cluster(self._config)
+        self._generations.start_cluster(self.id, self._config)
         try:
             self._open_generation()
         except BaseException:
             self._generations.close_cluster()
-            self.status = RunStatus.FAILED
+            self._set_status(RunStatus.FAILED)
             self._done.set()
             raise
         self._supervisor = threading.Thread(target=self._supervise, daemon=True, name=f"strandline-{self.name}")
@@ -141,7 +148,12 @@ class Run:
             if self._done.is_set():
                 return  # cancelled meanwhile
             self.status = status
+            self.records.status(status)
             self._status_changed.notify_all()
+
+    def _note(self, event: RunEvent) -> None:
+        self.records.event(event)
+        self._on_event(event)
 
     # --- watching --------------------------------------------------------------------------------
 
@@ -191,15 +203,19 @@ class Run:
             request.covered = Began.now()
             generation.settle_figures()
         except StrandlineError as error:
+            self.records.failed("rescale", error)
             request.result.set_exception(error)
             generation.batch_function.go_on()
             return None
         failure = self._open_rescaled(generation, request)
         if failure is not None:
+            self.records.failed("rescale", failure)
             request.result.set_exception(failure)
             return failure
         assert self._generations.current is not None
-        request.succeed(generation, self._generations.current, self._config.max_parallelism)
+        rescaling = request.rescaling(generation, self._generations.current, self._config.max_parallelism)
+        self.records.rescaled(rescaling)
+        request.result.set_result(rescaling)
         return None
 
     def _check_not_ending(self) -> None:
@@ -248,6 +264,7 @@ class Run:
                 return False
             log.warning("job %s: restarting in %.1f s after: %s", self.name, delay, failure)
             self.restarts += 1
+            self.records.failed("restart", failure)
             self._set_status(RunStatus.RESTARTING)
             deadline = time.monotonic() + delay
             while time.monotonic() < deadline and not self._end_requested:
@@ -267,6 +284,7 @@ class Run:
     def _fail(self, error: StrandlineError) -> None:
         log.error("job %s failed: %s", self.name, error)
         self.error = error
+        self.records.failed("run", error)
         self._end(self._generations.current, RunStatus.FAILED)
 
     def _end(self, generation: Generation | None, status: RunStatus, patience: _Patience = AS_LONG_AS_IT_TAKES) -> None:
@@ -387,10 +405,16 @@ class Run:
                 self._raise_if_failed()
                 raise self._over()
 
-    def savepoint(self, directory: str, format_: SavepointFormat) -> str:
-        """Write a savepoint into a new folder in `directory`, and return the folder's path."""
+    def savepoint(self, directory: str | None, format_: SavepointFormat) -> str:
+        """Write a savepoint into a new folder in `directory`, or in `savepoint_dir`, and return the folder's path."""
+        directory = directory or self._config.savepoint_dir
+        if directory is None:
+            raise ConfigError(
+                f"job {self.name!r}: a savepoint needs a directory; give one, or set savepoint_dir in the config"
+            )
         self._savepoint_target(directory, format_)  # a wrong directory is the caller's error, not the generation's
-        return self._in_generation(lambda generation: self._savepoint(generation, directory, format_, None))
+        folder = directory
+        return self._in_generation(lambda generation: self._savepoint(generation, folder, format_, None))
 
     def _savepoint_target(self, directory: str, format_: SavepointFormat) -> SavepointTarget:
         options = dict(self._config.storage_options)
@@ -515,7 +539,28 @@ class Run:
         generation = self._generations.current
         if generation is not None and not self._done.is_set():
             generation.refresh_figures()
+        return self.last_figures()
+
+    def last_figures(self) -> RunFigures:
+        """The figures of the run as they were taken last, at most seconds ago. Asks no other process."""
         return run_figures(self.status, self.restarts, self._generations.counts(), self._generations.progress)
+
+    def slot_samples(self) -> list[SlotSample]:
+        """What each slot said last, at most seconds ago. Asks no other process."""
+        return self._generations.progress.slots()
+
+    def history(self) -> CheckpointHistory:
+        """The checkpoints of the run."""
+        return self._generations.history
+
+    @property
+    def config(self) -> Config:
+        """The options of the run; after a rescale, with the new parallelism."""
+        return self._config
+
+    def wait_until_over(self, timeout: float) -> bool:
+        """Whether the run is over within `timeout` seconds. Unlike `await_termination`, never raises its error."""
+        return self._done.wait(timeout)
 
     def recent_progress(self) -> list[dict[str, Any]]:
         """The reports on the last batches, oldest first."""

@@ -64,19 +64,35 @@ class SlotStatus(msgspec.Struct, frozen=True):
 
 
 class OperatorFigures(msgspec.Struct, frozen=True):
-    """What the state of one operator takes up in a slot."""
+    """What the state of one operator takes up in a slot, and what the operator has done since the slot started."""
 
     state_bytes: int
     memory_bytes: int
     estimated_keys: int
+    taken_ns: int = 0
+    """When the figures were taken, by a clock of the slot's that nobody sets. Shares follow from two of them."""
+    rows_in: int = 0
+    """Rows of committed batches."""
+    rows_out: int = 0
+    busy_ns: int = 0
+    """How long the operator worked on rows, applied commits and took barriers."""
+    back_pressured_ns: int = 0
+    """How long it waited for relays to take its output."""
+    first_key_group: int = 0
+    key_group_rows: list[int] = []
+    """`rows_in` for each key group, from `first_key_group` on."""
+    cache_hit_ratio: float | None = None
+    """The share of reads that RocksDB's block cache answered; None if it is not measured."""
 
 
 class SlotFigures(msgspec.Struct, frozen=True):
-    """What the state of each operator takes up, and what the slot's state takes of its memory."""
+    """The figures of each operator, and what the slot's state takes of its memory."""
 
     operators: dict[str, OperatorFigures]
     budget_bytes: int
     used_bytes: int
+    pid: int = 0
+    """The process id of the slot. Figures of another process begin at 0 again."""
 
 
 class BatchRound(msgspec.Struct, frozen=True):

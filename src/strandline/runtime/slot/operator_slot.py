@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from strandline.errors import StaleAttemptError
@@ -21,6 +22,8 @@ from strandline.runtime.protocol.side_outputs import combined, output_schema_of
 from strandline.runtime.protocol.slot_calls import EARLIEST, OperatorFigures, RowCounts
 from strandline.runtime.slot.batch_output import BatchOutput
 from strandline.runtime.slot.local_files import OperatorFolder
+from strandline.runtime.slot.row_counts import CommittedRows, CountedRows
+from strandline.runtime.slot.work_clock import WorkClock
 from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.batch.segment import Chunk, Segment, SegmentHeader, write_segment
@@ -47,6 +50,8 @@ class PreparedBatch:
     segment: Segment
     output: BatchOutput
     counts: RowCounts
+    of_groups: np.ndarray[tuple[int], np.dtype[np.int64]]
+    """Rows per key group of the slot."""
 
     def discard(self) -> None:
         self.changes.discard()
@@ -62,19 +67,6 @@ class LocalSnapshot:
     batch: int
     sync_ms: float
     written: Future[tuple[list[SnapshotFile], float]]
-
-
-class _Counted(Iterator[pa.RecordBatch]):
-    """Batches of rows, counted as they are read."""
-
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self.rows = 0
-        self._batches = batches
-
-    def __next__(self) -> pa.RecordBatch:
-        batch = next(self._batches)
-        self.rows += batch.num_rows
-        return batch
 
 
 class OperatorSlot:
@@ -106,6 +98,11 @@ class OperatorSlot:
         self._ran = False
         self._processing_ms = 0
         self.output_schema = output_schema_of(operator)
+        self.back_pressure = WorkClock()
+        """Runs while the subtask waits for somebody to take its output."""
+        self._work = WorkClock()
+        """Runs while the subtask works on rows, applies a commit or takes a barrier."""
+        self._rows = CommittedRows(spec.key_groups)
 
     def prepared(self) -> tuple[int, int] | None:
         held = self._prepared
@@ -161,7 +158,8 @@ class OperatorSlot:
                 self._prepared = None
                 held.discard()
             self._applied.result()
-            done = self._run(header, rows())
+            with self._work.running():
+                done = self._run(header, rows())
             try:
                 check()
             except StaleAttemptError:
@@ -187,7 +185,7 @@ class OperatorSlot:
             when = header.time.of(header.operator)
             batch = BatchInfo(header.batch, header.time.processing_ms, when.watermark_ms, when.late_watermark_ms)
             work = self.operator.run_initial if header.initial else self.operator.run
-            counted = _Counted(rows)
+            counted = CountedRows(rows, self._spec.key_groups, self._work)
             for produced in work(counted, changes, batch):
                 output.append(combined(produced, self.output_schema, self.operator))
             self._ran = True
@@ -205,7 +203,7 @@ class OperatorSlot:
             output.discard()
             raise
         counts = RowCounts(counted.rows, output.rows, self.operator.late_rows)
-        return PreparedBatch(header.batch, header.round, changes, chunks, segment, output, counts)
+        return PreparedBatch(header.batch, header.round, changes, chunks, segment, output, counts, counted.of_groups)
 
     def discard(self, begun: tuple[int, int] | None = None) -> None:
         """Drop what was prepared before the round `begun`; None: whatever is prepared.
@@ -232,11 +230,13 @@ class OperatorSlot:
                 raise StaleAttemptError(f"operator {self.operator.uid}: batch {batch} is not prepared")
             self._prepared = None
             self.committed = batch
+            self._rows.add(held.counts, held.of_groups)
             self._applied = self._worker.submit(self._apply, held)
 
     def _apply(self, held: PreparedBatch) -> None:
-        for keys, values in held.chunks or held.changes.chunks():
-            self._backend.apply(keys, values)
+        with self._work.running():
+            for keys, values in held.chunks or held.changes.chunks():
+                self._backend.apply(keys, values)
         self._applied_batch = held.batch
         held.changes.discard()
         held.output.discard()
@@ -271,7 +271,8 @@ class OperatorSlot:
 
     def _freeze(self, checkpoint_id: int, applied: Future[None], full: bool = False) -> tuple[int, Snapshot]:
         applied.result()  # it ran before this on the same thread; raises its error
-        return self._applied_batch, self._backend.snapshot(self._folder.snapshot(checkpoint_id), full=full)
+        with self._work.running():
+            return self._applied_batch, self._backend.snapshot(self._folder.snapshot(checkpoint_id), full=full)
 
     def _write_snapshot(self, checkpoint_id: int, snapshot: Snapshot, batch: int) -> tuple[list[SnapshotFile], float]:
         started = time.perf_counter()
@@ -340,10 +341,18 @@ class OperatorSlot:
     def figures(self) -> OperatorFigures:
         """What the state takes up. The last committed batch is part of it, unless that takes long to apply."""
         wait([self._applied], timeout=APPLY_PATIENCE)
+        rows = self._rows.counts
         return OperatorFigures(
             state_bytes=self._backend.size_bytes(),
             memory_bytes=self._backend.memory_bytes(),
             estimated_keys=self._backend.estimated_keys(),
+            taken_ns=time.monotonic_ns(),
+            rows_in=rows.rows_in,
+            rows_out=rows.rows_out,
+            busy_ns=self._work.total_ns(),
+            back_pressured_ns=self.back_pressure.total_ns(),
+            first_key_group=self._spec.key_groups.start,
+            key_group_rows=self._rows.of_groups.tolist(),
         )
 
     def close(self) -> None:

@@ -156,7 +156,8 @@ class Slot(SlotCalls):
             writer.begin(schema)
         writer.write_metadata(OUTPUT_FOLLOWS)
         for batch in output.batches():
-            writer.write_batch(batch)
+            with operator.back_pressure.running():
+                writer.write_batch(batch)
 
     def _check_fresh(self, header: ExchangeHeader, operator: OperatorSlot) -> None:
         where = f"job {self.spec.run.job}, operator {header.operator}, subtask {header.subtask}"
@@ -195,7 +196,7 @@ class Slot(SlotCalls):
             used = self._memory.used_bytes()
         else:
             used = sum(figures.memory_bytes for figures in operators.values())
-        return SlotFigures(operators, self.spec.backend.memory_bytes, used)
+        return SlotFigures(operators, self.spec.backend.memory_bytes, used, os.getpid())
 
     def query(self, request: Query) -> bytes:
         op = self.operators.get(request.operator)

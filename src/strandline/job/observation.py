@@ -1,0 +1,92 @@
+"""Makes a run visible: takes its facts, and serves them. Whatever fails here never touches the run."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from strandline.config import ports_of
+from strandline.errors import ConfigError
+from strandline.observe.facts import Finding
+from strandline.observe.live import LiveJob
+from strandline.observe.registry import register
+from strandline.runtime.driver.plan import Graph
+from strandline.runtime.driver.run import Run
+
+if TYPE_CHECKING:
+    from strandline.rest.server import Served
+
+log = logging.getLogger(__name__)
+
+END_PATIENCE = 5.0
+"""For how many seconds the end of a run waits for its last facts to be written."""
+
+
+class Observation:
+    """What a run has beside itself for those who look at it. Every part may be missing."""
+
+    def __init__(self, run: Run, graph: Graph, spark_version: str) -> None:
+        """Raises `ConfigError` if the user asked for one port, and that port is taken. Other failures are logged."""
+        self.job: LiveJob | None = None
+        """What is known about the run; None if that cannot be found out."""
+        self._served: Served | None = None
+        self._config = run.config
+        try:
+            self.job = LiveJob(run, graph, spark_version)
+            self.job.start()
+        except Exception as error:  # noqa: BLE001 - the run goes on; what is wrong with the job, its start will say
+            log.warning("job %s cannot be seen: %s: %s", run.name, type(error).__name__, error)
+            return
+        self._serve(self.job)
+
+    def _serve(self, job: LiveJob) -> None:
+        if ports_of(self._config.rest_port) is None:
+            return
+        try:
+            from strandline.rest.server import serve  # only here: a web framework takes a while to import
+
+            self._served = served = serve(job, self._config)
+        except ConfigError:
+            if isinstance(self._config.rest_port, int):
+                job.close()
+                raise
+            log.exception("job %s has no page: no port of %s is free", job.name, self._config.rest_port)
+        except Exception:
+            log.exception("job %s has no page", job.name)
+        else:
+            job.served_at(served.url)
+
+    @property
+    def ui_url(self) -> str | None:
+        """The address of the run's page."""
+        return None if self._served is None else self._served.url
+
+    def begun(self) -> None:
+        """The run has begun."""
+        if self.job is None:
+            return
+        url, token = ("", "") if self._served is None else (self._served.url, self._served.token)
+        if url:
+            log.info("job %s: %s", self.job.name, url)
+        try:
+            self.job.at_end(register(self.job, self._config, url, token).close)
+        except Exception:
+            log.exception("job %s is not registered", self.job.name)
+        if self._served is not None:
+            self.job.at_end(self._served.close)
+
+    def health(self) -> list[Finding]:
+        """The rules of health that the run breaks."""
+        return [] if self.job is None else list(self.job.facts().health)
+
+    def close(self) -> None:
+        """The run has not begun after all."""
+        if self.job is not None:
+            self.job.close()
+        if self._served is not None:
+            self._served.close()
+
+    def join(self) -> None:
+        """Wait a moment until the end of the run is noted: the program may end next."""
+        if self.job is not None:
+            self.job.join(END_PATIENCE)

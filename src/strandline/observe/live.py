@@ -1,0 +1,251 @@
+"""A job that runs in this process, for those who look at it and steer it."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import platform
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+
+import msgspec
+
+from strandline.checkpoint.stats import CheckpointStats
+from strandline.errors import ConfigError, StrandlineError
+from strandline.observe.facts import (
+    CheckpointsFacts,
+    DriverFacts,
+    FailureFacts,
+    JobFacts,
+    StatusChange,
+    job_id,
+)
+from strandline.observe.graph import vertices_of, with_parallelism
+from strandline.observe.health import findings
+from strandline.observe.samples import Samples
+from strandline.observe.subtasks import SlotWindow
+from strandline.observe.views import Folded, JobControl, LogText
+from strandline.redaction import shown
+from strandline.runtime.driver.plan import Graph
+from strandline.runtime.driver.recoveries import Rescaling, first_line
+from strandline.runtime.driver.restore.savepoints import SavepointFormat
+from strandline.runtime.driver.run import Run
+from strandline.runtime.driver.run_records import RunFailure
+from strandline.runtime.liveness.threads import BackgroundThread
+from strandline.storage import open_storage
+
+log = logging.getLogger(__name__)
+
+FACTS_EVERY = 1.0
+"""Seconds between two times that the facts are taken."""
+
+
+class LiveJob:
+    """The run of a job: what is known about it (`JobView`), and what can be asked of it (`JobControl`).
+
+    A thread takes the facts once a second while the run lives, and once more at its end. It asks no slot: the run
+    itself takes figures once a second. So looking at a job costs the job nothing, however many look.
+    """
+
+    def __init__(self, run: Run, graph: Graph, spark_version: str = "") -> None:
+        self._run = run
+        self._vertices = vertices_of(graph)
+        self._driver = DriverFacts(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            user=_user(),
+            strandline=_version(),
+            spark=spark_version,
+            python=platform.python_version(),
+        )
+        self._location = open_storage(run.config.checkpoint_dir, run.config.storage_options).url
+        self._id = job_id(self._location, run.name)
+        self._window = SlotWindow()
+        self._samples = Samples()
+        self._closed = threading.Event()
+        self._at_end: list[Callable[[], None]] = []
+        self._thread = BackgroundThread(f"facts of {run.name}", self._watch, self._died)
+        self._facts = self._taken()
+
+    # --- life ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take facts from now on."""
+        self._thread.start()
+
+    def served_at(self, ui_url: str) -> None:
+        """The page of the job is at this address."""
+        self._driver = msgspec.structs.replace(self._driver, ui_url=ui_url)
+
+    def at_end(self, act: Callable[[], None]) -> None:
+        """Call `act` in the thread of the facts, after the last facts were taken. Its errors are only logged."""
+        self._at_end.append(act)
+
+    def close(self) -> None:
+        """Take no more facts, whether or not the run is over."""
+        self._closed.set()
+
+    def join(self, patience: float) -> None:
+        """Wait for the last facts and for those who are told then, for at most `patience` seconds."""
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(patience)
+
+    def _watch(self) -> None:
+        try:
+            while not self._closed.is_set() and not self._run.wait_until_over(FACTS_EVERY):
+                self._refresh()
+            self._refresh()
+        finally:
+            for act in self._at_end:
+                try:
+                    act()
+                except Exception as error:  # noqa: BLE001 - whoever looks at a job must never disturb it
+                    log.warning("job %s: %s: %s", self.name, type(error).__name__, error)
+
+    def _refresh(self) -> None:
+        try:
+            facts = self._taken()
+            self._facts = msgspec.structs.replace(facts, health=findings(facts))
+        except Exception:
+            log.exception("job %s: its facts cannot be taken; the last ones stay", self.name)
+
+    def _died(self, error: StrandlineError) -> None:
+        log.error("job %s can be seen only as it was, but it goes on: %s", self.name, error)
+
+    # --- JobView ---------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """The id of the job."""
+        return self._id
+
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return self._run.name
+
+    @property
+    def control(self) -> JobControl | None:
+        """None when the run is over."""
+        return None if self._run.status.ended else self
+
+    def facts(self) -> JobFacts:
+        """The newest facts, at most a second old while the job runs. Never waits."""
+        return self._facts
+
+    def processes(self) -> Sequence[str]:
+        """The names of the processes whose logs can be read."""
+        return ()
+
+    def log(self, process: str, max_bytes: int = 100_000) -> LogText:
+        """The end of the log of a process. Raises `StrandlineError` if there is none."""
+        raise StrandlineError(f"job {self.name!r} has no log of {process!r}")
+
+    # --- JobControl ------------------------------------------------------------------------------
+
+    def trigger_checkpoint(self, full: bool = False) -> CheckpointStats:
+        """Take a checkpoint now, and return its figures when it is complete."""
+        if full:
+            raise ConfigError("a full checkpoint cannot be asked for yet; take a savepoint, which is always full")
+        return self._run.trigger_checkpoint()
+
+    def savepoint(self, directory: str | None, format: SavepointFormat) -> str:
+        """Write a savepoint, and return its path. Without a directory, it goes to the option `savepoint_dir`."""
+        return self._run.savepoint(directory, format)
+
+    def stop(self, directory: str | None, format: SavepointFormat, *, drain: bool = False) -> str | None:
+        """End the run after a last checkpoint, and after a savepoint if there is a directory; return its path.
+
+        A `drain` is refused: it would have to end event time for good, and then no later run could go on.
+        """
+        if drain:
+            raise ConfigError(
+                f"job {self.name!r}: a drain is not possible; stop without it, and the next run goes on where this one "
+                "ended"
+            )
+        return self._run.stop(directory, format)
+
+    def cancel(self) -> None:
+        """End the run at once, without a last checkpoint."""
+        self._run.cancel()
+
+    def rescale(self, parallelism: int, step: Callable[[str], None] = lambda _text: None) -> Rescaling:
+        """Go on with another parallelism. `step` is told what is being done next."""
+        return self._run.rescale(parallelism, step)
+
+    def profile(self, subtask: int, seconds: float) -> Folded:
+        """Sample the Python threads of a slot."""
+        return self._run.profile(subtask, seconds)
+
+    # --- facts -----------------------------------------------------------------------------------
+
+    def _taken(self) -> JobFacts:
+        now, run = time.time(), self._run
+        figures, records, ended = run.last_figures(), run.records, run.status.ended
+        graph = with_parallelism(self._vertices, figures.parallelism or run.config.parallelism or 1, figures.sources)
+        steps = [vertex for vertex in graph if vertex.kind == "step"]
+        self._window.add(run.slot_samples())
+        watermarks = {uid: step.watermark_ms for uid, step in figures.steps.items()}
+        subtasks = () if ended else self._window.subtasks(steps, watermarks)
+        self._samples.take(now, figures, subtasks)
+        statuses = tuple(StatusChange(int(when * 1000), status) for when, status in records.statuses)
+        return JobFacts(
+            id=self._id,
+            name=run.name,
+            run=run.id,
+            status=run.status,
+            taken_ms=int(now * 1000),
+            start_ms=statuses[0].time_ms,
+            end_ms=statuses[-1].time_ms if ended else None,
+            error="" if run.error is None else shown(f"{type(run.error).__name__}: {first_line(str(run.error))}"),
+            checkpoint_dir=shown(self._location),
+            driver=self._driver,
+            config=run.config.shown(),
+            graph=graph,
+            figures=figures,
+            subtasks=subtasks,
+            key_group_rows=self._window.key_group_rows(steps, run.config.max_parallelism),
+            checkpoints=_checkpoints(run),
+            recoveries=tuple(run.recoveries()),
+            rescalings=tuple(records.rescalings),
+            failures=tuple(map(_failure, records.failures)),
+            statuses=statuses,
+            samples=self._samples.all(),
+        )
+
+
+def _checkpoints(run: Run) -> CheckpointsFacts:
+    history = run.history()
+    return CheckpointsFacts(
+        counts=history.counts,
+        history=tuple(history.checkpoints()),
+        last_completed=history.last_completed,
+        last_failed=history.last_failed,
+        last_savepoint=history.last_savepoint,
+        restored=history.restored,
+    )
+
+
+def _failure(failure: RunFailure) -> FailureFacts:
+    text = shown(failure.text)
+    return FailureFacts(
+        int(failure.time * 1000), failure.kind, first_line(text), text, failure.slots, failure.checkpoint
+    )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("strandline")
+    except metadata.PackageNotFoundError:
+        return ""  # the source tree without an installation
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())  # a container may run as a user without a name

@@ -1,0 +1,57 @@
+"""One sample of figures a second, for plots of the last minutes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from strandline.observe.facts import KEPT_SAMPLES, Sample, SubtaskFacts
+from strandline.runtime.driver.figures import RunFigures, SourceFigures
+
+RATE_SECONDS = 10.0
+"""Over how many seconds rows are counted at least. Rows count when their batch is committed."""
+
+
+class Samples:
+    """The newest samples, oldest first."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
+        self._rows: deque[tuple[float, int, int]] = deque(maxlen=KEPT_SAMPLES)
+        """At which time, in seconds, how many rows had been read and given in all."""
+
+    def all(self) -> tuple[Sample, ...]:
+        return tuple(self._kept)
+
+    def take(self, time_s: float, figures: RunFigures, subtasks: Sequence[SubtaskFacts]) -> None:
+        """Take a sample at `time_s`, in seconds since the epoch."""
+        self._rows.append((time_s, figures.rows, figures.rows_out))
+        # Two batches at least: else a long batch would show as no rows at all, and then as too many.
+        read, given = self._rates(max(RATE_SECONDS, 2 * figures.batch_duration_ms / 1000))
+        self._kept.append(
+            Sample(
+                time_ms=int(time_s * 1000),
+                rows_per_second=read,
+                rows_out_per_second=given,
+                batch_ms=figures.batch_duration_ms,
+                state_bytes=figures.state_bytes,
+                watermark_lag_ms=figures.watermark_lag_ms,
+                offsets_behind=offsets_behind(figures.sources),
+                busy=max((one.busy for one in subtasks), default=0.0),
+                back_pressured=max((one.back_pressured for one in subtasks), default=0.0),
+            )
+        )
+
+    def _rates(self, seconds: float) -> tuple[float, float]:
+        now, read, given = self._rows[-1]
+        then, read_then, given_then = next(row for row in self._rows if now - row[0] <= seconds)
+        if now <= then:
+            return 0.0, 0.0
+        # The counts become smaller when a run goes back to a checkpoint.
+        return max(0.0, (read - read_then) / (now - then)), max(0.0, (given - given_then) / (now - then))
+
+
+def offsets_behind(sources: Iterable[SourceFigures]) -> int | None:
+    """How far the sources are behind in all; None if no source says so."""
+    known = [source.offsets_behind for source in sources if source.offsets_behind is not None]
+    return sum(known) if known else None

@@ -1,0 +1,127 @@
+"""The facts of a job that runs: a slot is killed, the job is rescaled, checkpointed, saved, and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+import strandline as sl
+from strandline.observe.facts import JobFacts, job_id
+from strandline.observe.live import LiveJob
+from tests.jobs.place import Place, batches
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.spark
+
+ROWS = batches(6)
+
+
+def live(run: sl.JobRun) -> LiveJob:
+    job = run._observation.job
+    assert job is not None
+    return job
+
+
+def facts_when(run: sl.JobRun, what: str, holds: Callable[[JobFacts], object]) -> JobFacts:
+    """The first facts of the run that fulfil a condition."""
+    wait_until(lambda: holds(live(run).facts()), what=what)
+    return live(run).facts()
+
+
+def check_sums(facts: JobFacts) -> None:
+    """What must hold of all facts of a running job."""
+    (step,) = facts.steps
+    assert facts.figures is not None
+    assert len(facts.subtasks) == step.parallelism == facts.figures.parallelism
+    for one in facts.subtasks:
+        assert one.vertex == step.id
+        assert 0 <= one.busy <= 1
+        assert 0 <= one.back_pressured <= 1
+        assert one.busy + one.back_pressured + one.idle == pytest.approx(1)
+        assert one.rows_in_per_second >= 0
+    assert len(facts.key_group_rows[step.id]) == 128
+    assert sum(facts.key_group_rows[step.id]) == sum(one.rows_in for one in facts.subtasks)
+    assert facts.start_ms <= facts.taken_ms
+    assert [change.time_ms for change in facts.statuses] == sorted(change.time_ms for change in facts.statuses)
+
+
+def test_the_facts_of_a_job_follow_it_through_its_life(tmp_path: Path, spark: SparkSession) -> None:
+    place = Place(tmp_path, spark)
+    options: dict[str, Any] = {"changelog": True, "checkpoint_interval": "1h", "savepoint_dir": str(tmp_path / "saved")}
+    secrets: dict[str, Any] = {
+        "storage_options": {"secret_access_key": "hunter2-hunter2"},
+        "rest_token": "hunter2-hunter2",
+    }
+    with place.sums(**options, **secrets, rest_port=0).start() as run:
+        place.write(ROWS[0])
+        place.write(ROWS[1])
+        run.process_all_available()
+        facts = facts_when(run, "all rows", lambda facts: sum(one.rows_in for one in facts.subtasks) == 600)
+        check_sums(facts)
+        assert (facts.id, facts.name) == (job_id(str(place.checkpoints), "visits"), "visits")
+        assert (facts.status, facts.runs, facts.end_ms, facts.error) == ("running", True, None, "")
+        assert [(vertex.kind, vertex.name) for vertex in facts.graph] == [
+            ("source", "source-0"),
+            ("step", "sums"),
+            ("sink", "sink-0"),
+        ]
+        source, step, sink = facts.graph
+        assert (step.inputs, sink.inputs) == ((source.id,), (step.id,))
+        assert (step.description, sink.description) == ("process by user", f"ParquetSink({place.output})")
+        assert source.description.startswith("FileStreamSource[")
+        assert {one.pid for one in facts.subtasks} == {slot.pid for slot in run.processes().slots}
+        assert {one.task_manager for one in facts.subtasks} == {one.id for one in run.processes().task_managers}
+        assert facts.checkpoints.last_completed == run.checkpoints()[-1]
+        assert "hunter2" not in msgspec.json.encode(facts).decode()
+        assert json.loads(json.dumps(facts.as_dict()["config"]))["num_retained"] == 1
+
+        os.kill(facts.subtasks[0].pid, signal.SIGKILL)
+        place.write(ROWS[2])
+        run.process_all_available()
+        facts = facts_when(run, "the new slot", lambda now: now.subtasks[0].pid != facts.subtasks[0].pid)
+        facts = facts_when(run, "the recovery", lambda now: now.recoveries)
+        check_sums(facts)
+        (failure,) = facts.failures
+        assert (failure.kind, failure.subtasks) == ("slots", (0,))
+        assert "SIGKILL" in failure.cause
+        assert failure.cause == facts.recoveries[0].reason
+
+        rescaling = live(run).rescale(3)
+        facts = facts_when(run, "three subtasks", lambda now: len(now.subtasks) == 3)
+        check_sums(facts)
+        assert facts.rescalings == (rescaling,)
+        assert facts.config["parallelism"] == 3
+
+        place.write(ROWS[3])
+        run.process_all_available()
+        taken = live(run).trigger_checkpoint()
+        path = live(run).savepoint(None, "native")
+        assert Path(path).parent == tmp_path / "saved"
+        facts = facts_when(run, "the savepoint", lambda now: now.checkpoints.last_savepoint)
+        assert facts.checkpoints.last_savepoint is not None
+        assert facts.checkpoints.last_savepoint.path == path
+        assert taken in facts.checkpoints.history
+        assert facts.checkpoints.counts.completed == len(facts.checkpoints.history)
+        assert facts.samples[-1].rows_per_second > 0
+        assert msgspec.json.decode(msgspec.json.encode(facts), type=JobFacts) == facts
+        assert live(run).control is not None
+        assert run.ui_url == facts.driver.ui_url
+        assert f'<a href="{run.ui_url}">' in run._repr_html_()
+        with urlopen(f"{run.ui_url}/jobs/overview", timeout=5) as answer:
+            assert [job["jid"] for job in json.load(answer)["jobs"]] == [facts.id]
+    facts = live(run).facts()
+    assert (facts.status, facts.runs, facts.subtasks) == ("stopped", False, ())
+    assert facts.end_ms == facts.statuses[-1].time_ms
+    assert [change.status for change in facts.statuses] == ["starting", "running", "rescaling", "running", "stopped"]
+    assert facts.figures is not None
+    assert facts.figures.rows == 1200
+    assert live(run).control is None

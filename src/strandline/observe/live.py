@@ -28,7 +28,7 @@ from strandline.observe.graph import vertices_of, with_parallelism
 from strandline.observe.health import findings
 from strandline.observe.samples import Samples
 from strandline.observe.subtasks import SlotWindow
-from strandline.observe.views import Folded, JobControl, LogText
+from strandline.observe.views import JobControl, LogText
 from strandline.redaction import shown
 from strandline.runtime.driver.plan import Graph
 from strandline.runtime.driver.recoveries import Rescaling, first_line
@@ -36,6 +36,7 @@ from strandline.runtime.driver.restore.savepoints import SavepointFormat
 from strandline.runtime.driver.run import Run
 from strandline.runtime.driver.run_records import RunFailure
 from strandline.runtime.liveness.threads import BackgroundThread
+from strandline.runtime.protocol.profiles import Folded
 from strandline.storage import open_storage
 
 log = logging.getLogger(__name__)

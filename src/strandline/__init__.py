@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         DamagedFileError,
         DirectoryNotOursError,
         FencedError,
+        HistoryError,
         IncompatibleCheckpointError,
         JobDefinitionError,
         JobFailedError,
@@ -105,6 +106,7 @@ __all__ = [
     "FencedError",
     "Finding",
     "ForeachBatchSink",
+    "HistoryError",
     "IncompatibleCheckpointError",
     "Job",
     "JobDefinitionError",
@@ -177,7 +179,7 @@ _NAMES = {
     "strandline.config.rocksdb": "RocksDBOptions",
     "strandline.errors": "AlreadyExistsError AuthenticationError CheckpointError CheckpointNotFoundError "
     "ConfigError DamagedFileError DirectoryNotOursError FencedError "
-    "IncompatibleCheckpointError JobDefinitionError JobFailedError MetadataError "
+    "HistoryError IncompatibleCheckpointError JobDefinitionError JobFailedError MetadataError "
     "NewerFormatError NotFoundError SchemaError SegmentsLostError SinkError SinkFilesMissingError "
     "SlotLostError StaleAttemptError StorageError StorageFullError StorageRefusedError StrandlineError "
     "UnknownOptionError UnknownOutcomeError UnsafeFolderError UserCodeError",

@@ -130,6 +130,10 @@ class StaleAttemptError(StrandlineError):
     """A task attempt belongs to an older generation, batch or round, and was refused."""
 
 
+class HistoryError(StrandlineError):
+    """A part of a job's history is damaged, or a later release wrote it; the job itself does not need it."""
+
+
 class UnsafeFolderError(StrandlineError):
     """A local folder that must be this user's alone belongs to somebody else, or is open to others."""
 

@@ -7,65 +7,28 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from strandline.errors import AuthenticationError, StrandlineError, UnsafeFolderError
+from strandline.errors import AuthenticationError, UnsafeFolderError
 from strandline.observe import registry
-from strandline.observe.facts import JobFacts, job_id
 from strandline.observe.registry import Registration, local_runs, read_token, runs_in, token_path, user_runs_folder
 from strandline.observe.run_entries import DEAD_SECONDS, MAX_ENTRY_BYTES, RunEntry, encode_entry, liveness, own_entry
-from strandline.observe.views import JobControl, LogText
 from strandline.runtime.driver.status import RunStatus
 from strandline.runtime.liveness.processes import started_at
 from strandline.runtime.protocol.user_folder import make_private
 from strandline.storage import JobPaths, Storage, open_storage
 from strandline.storage.local import LocalStorage
 from strandline.testing.faults import FaultyStorage
-from tests.observe.generated import generated_facts
+from tests.observe.seen import Seen, seen
 from tests.s3 import BUCKET, KEYS
 from tests.waiting import wait_until
 
 URL, TOKEN = "http://127.0.0.1:8081", "a-token-of-this-run"
 NOW = 1_800_000_000.0
-
-
-@dataclass
-class Seen:
-    """A job as a test wants it to be seen."""
-
-    current: JobFacts
-    control: JobControl | None = None
-    asked: list[str] = field(default_factory=list)
-
-    @property
-    def id(self) -> str:
-        return self.current.id
-
-    @property
-    def name(self) -> str:
-        return self.current.name
-
-    def facts(self) -> JobFacts:
-        return self.current
-
-    def processes(self) -> Sequence[str]:
-        return ()
-
-    def log(self, process: str, max_bytes: int = 100_000) -> LogText:
-        raise StrandlineError(f"no log of {process}")
-
-    def become(self, status: RunStatus) -> None:
-        self.current = msgspec.structs.replace(self.current, status=status)
-
-
-def seen(checkpoint_dir: str, name: str = "visits", seed: int = 7) -> Seen:
-    facts = generated_facts(name=name, seed=seed, checkpoints=3, samples=2)
-    return Seen(msgspec.structs.replace(facts, id=job_id(checkpoint_dir, name), checkpoint_dir=checkpoint_dir))
 
 
 @pytest.fixture

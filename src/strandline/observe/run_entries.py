@@ -158,7 +158,12 @@ def liveness(entry: RunEntry, now: float, modified: float | None = None) -> Live
     """
     if entry.status.ended:
         return "ended"
-    if entry.host_id == _host_id():
+    if is_on_this_host(entry):
         return "alive" if entry.pid > 0 and started_at(entry.pid) == entry.pid_started else "dead"
     beat = max(entry.beat_ms / 1000, modified or 0.0)
     return "alive" if now - beat <= DEAD_SECONDS else "dead"
+
+
+def is_on_this_host(entry: RunEntry) -> bool:
+    """Whether this process can see the process of the run."""
+    return entry.host_id == _host_id()

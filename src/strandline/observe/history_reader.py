@@ -1,0 +1,197 @@
+"""Reads the history of a job from storage: the facts of its newest run, and what happened to the runs before it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from strandline.errors import HistoryError, NotFoundError
+from strandline.observe.facts import Finding, JobFacts
+from strandline.observe.history import KEPT_RUNS
+from strandline.observe.history_format import MAX_FILE_BYTES, Part, decode_head, decode_part
+from strandline.observe.history_merge import RunFacts, merged
+from strandline.observe.registry import stored_run
+from strandline.observe.run_entries import DEAD_SECONDS, FoundRun, is_on_this_host
+from strandline.observe.run_record import KEPT_CHECKPOINTS
+from strandline.storage import JobPaths, Storage, StoredFile
+from strandline.storage.paths import HistoryFile
+
+MAX_READ_BYTES = 256 << 20
+"""Runs are read, newest first, until their files have so many bytes."""
+_ATTEMPTS = 5
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class JobHistory:
+    """What the history tells about a job."""
+
+    facts: JobFacts
+    """The facts of its newest run, with the checkpoints, failures, recoveries and rescalings of earlier runs in front.
+    `health` has a finding for every part of the history that cannot be read."""
+    runs: tuple[FoundRun, ...]
+    """Its runs, newest first."""
+    notes: tuple[str, ...]
+    """What cannot be read, and why."""
+
+
+def read_history(storage: Storage, job: str) -> JobHistory | None:
+    """The history of a job; None if it has none. Raises `StorageError` if the storage cannot be read."""
+    return HistoryReader(storage, job).read()
+
+
+@dataclass(slots=True)
+class _Files:
+    """The files of one run."""
+
+    entry: StoredFile | None = None
+    parts: list[tuple[HistoryFile, StoredFile]] = field(default_factory=list)
+
+
+class HistoryReader:
+    """Reads the history of one job again and again. Files that it has read are not read again.
+
+    A run on another host is alive as long as its heartbeat changes between two looks, whatever the clocks say.
+    """
+
+    def __init__(self, storage: Storage, job: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._storage = storage
+        self._paths = JobPaths(job)
+        self._clock = clock
+        self._known: dict[str, tuple[StoredFile, Part | HistoryError]] = {}
+        self._beats: dict[str, tuple[int, float]] = {}
+        """For each run, its last heartbeat and when this process saw it first."""
+
+    def read(self) -> JobHistory | None:
+        """See `read_history`."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._read(last=attempt == _ATTEMPTS - 1)
+            except NotFoundError:
+                continue  # A driver has replaced parts by a whole part since they were listed.
+        raise AssertionError
+
+    def _read(self, last: bool) -> JobHistory | None:
+        runs = self._listed()
+        if not runs:
+            return None
+        chosen = sorted(runs, reverse=True)[:KEPT_RUNS]
+        self._load([file for run in chosen for _part, file in runs[run].parts], last)
+        found, facts, notes = [], [], []
+        checkpoints = 0
+        for run in chosen:
+            entry = self._observed(stored_run(self._storage, self._paths, *run, runs[run].entry))
+            found.append(entry)
+            notes += [entry.problem] if entry.problem else []
+            if checkpoints < KEPT_CHECKPOINTS:
+                facts.append(self._run(entry, runs[run].parts, notes))
+                checkpoints += sum(len(events.checkpoints) for events in facts[-1].events)
+        whole = merged(facts, self._storage.url, self._paths.job)
+        findings = tuple(_finding(note) for note in notes)
+        return JobHistory(msgspec.structs.replace(whole, health=findings + whole.health), tuple(found), tuple(notes))
+
+    def _listed(self) -> Mapping[tuple[int, str], _Files]:
+        runs: dict[tuple[int, str], _Files] = {}
+        for file in self._storage.list(self._paths.history_runs_dir):
+            part = self._paths.parse_history(file.path)
+            if part is None:
+                continue
+            files = runs.setdefault((part.started_ms, part.run), _Files())
+            if part.number is None:
+                files.entry = file
+            else:
+                files.parts.append((part, file))
+        for files in runs.values():
+            # Newest first; a whole part before the part of the same number, which it stands for.
+            files.parts.sort(key=lambda pair: (pair[0].number or 0, pair[0].whole), reverse=True)
+        return runs
+
+    def _load(self, files: Sequence[StoredFile], last: bool) -> None:
+        """Read the files that are not known yet, several at a time."""
+        known = {file.path: self._known[file.path] for file in files if self._is_known(file)}
+        missing = list(_within(MAX_READ_BYTES, [file for file in files if file.path not in known]))
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for file, part in zip(missing, pool.map(lambda one: self._part(one, last), missing), strict=True):
+                known[file.path] = (file, part)
+        self._known = known
+
+    def _is_known(self, file: StoredFile) -> bool:
+        return file.path in self._known and self._known[file.path][0] == file
+
+    def _part(self, file: StoredFile, last: bool) -> Part | HistoryError:
+        where = f"{self._storage.url}/{file.path}"
+        if file.size > MAX_FILE_BYTES:
+            return HistoryError(f"{where}: it has {file.size:,} bytes, too many for a part of the history")
+        try:
+            part = decode_part(self._storage.read_range(file.path, 0, MAX_FILE_BYTES), where)
+        except HistoryError as error:
+            return error
+        except NotFoundError:
+            if not last:
+                raise
+            return HistoryError(f"{where}: this part of the history was deleted while it was read; look again")
+        named = self._paths.parse_history(file.path)
+        assert named is not None
+        if (part.run, part.number, part.whole, part.job) != (named.run, named.number, named.whole, self._paths.job):
+            return HistoryError(f"{where}: this part belongs to another place of the history, or to another job")
+        return part
+
+    def _run(self, found: FoundRun, files: Iterable[tuple[HistoryFile, StoredFile]], notes: list[str]) -> RunFacts:
+        """What the files of a run tell: the newest facts, and the events of all parts back to a whole one."""
+        head: JobFacts | None = None
+        events = []
+        for _named, file in files:
+            part = self._known[file.path][1] if file.path in self._known else _left_out(self._storage, file)
+            if isinstance(part, HistoryError):
+                notes.append(str(part))
+                continue
+            if head is None:
+                try:
+                    head = decode_head(part, f"{self._storage.url}/{file.path}")
+                except HistoryError as error:
+                    notes.append(str(error))
+            events.append(part.events)
+            if part.whole:
+                break
+        return RunFacts(found, head, tuple(reversed(events)))
+
+    def _observed(self, found: FoundRun) -> FoundRun:
+        entry = found.entry
+        if found.liveness == "ended" or found.problem or is_on_this_host(entry):
+            return found
+        now = self._clock()
+        beat, since = self._beats.get(entry.run, (None, now))
+        changed = beat is not None and beat != entry.beat_ms
+        if beat != entry.beat_ms:
+            since = now
+        self._beats[entry.run] = (entry.beat_ms, since)
+        if changed:
+            return replace(found, liveness="alive")
+        return replace(found, liveness="dead") if now - since > DEAD_SECONDS else found
+
+
+def _within(limit: int, files: Iterable[StoredFile]) -> Iterator[StoredFile]:
+    total = 0
+    for file in files:
+        total += min(file.size, MAX_FILE_BYTES)
+        if total > limit:
+            return
+        yield file
+
+
+def _left_out(storage: Storage, file: StoredFile) -> HistoryError:
+    return HistoryError(f"{storage.url}/{file.path}: the history is too large; this part of it was not read")
+
+
+def _finding(note: str) -> Finding:
+    return Finding(
+        rule="history-unreadable",
+        severity="info",
+        title="A part of the job's history cannot be read",
+        text=note,
+        remedy="Nothing, as far as the job is concerned: it does not need its history. What can be read is shown.",
+    )

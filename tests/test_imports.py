@@ -30,6 +30,8 @@ MAY_IMPORT: dict[str, str] = {
     "observe": f"sinks runtime.driver runtime.protocol runtime.liveness {BELOW_RUNTIME}",
     # The REST interface and the server of the page: answers made of facts.
     "rest": "observe runtime.driver checkpoint config errors redaction",
+    # The files that a browser loads.
+    "web": "",
     # What a person does to a job and to its folder. `strandline` gives it the version.
     "admin": "strandline job rest observe state_reader runtime.driver runtime.protocol checkpoint storage config "
     "errors redaction",

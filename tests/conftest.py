@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,11 @@ if TYPE_CHECKING:
 # A busy machine is no reason to fail.
 settings.register_profile("strandline", deadline=None)
 settings.load_profile("strandline")
+
+# Runs of tests are no runs of the user's: a folder of their own holds their entries.
+RUNS = tempfile.mkdtemp(prefix="strandline-runs-")
+os.environ["STRANDLINE_RUNS_DIR"] = RUNS
+atexit.register(shutil.rmtree, RUNS, ignore_errors=True)
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 # Every JVM that a test starts, in whatever process, lives for seconds: it is not worth its while to optimise much.

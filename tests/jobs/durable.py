@@ -9,6 +9,7 @@ from strandline.admin.garbage import delete_garbage, find_garbage
 from strandline.admin.verification import Verification
 from strandline.checkpoint.home import Home
 from strandline.checkpoint.metadata import CheckpointMetadata, all_files, decode
+from strandline.storage import JobPaths
 from strandline.storage.external import inner_path, list_files
 from strandline.storage.local import LocalStorage
 from tests.jobs.place import Place
@@ -29,6 +30,11 @@ def files_of(place: Place, folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (*paths, folder / "_metadata")}
 
 
+def is_data(path: str, job: str = "visits") -> bool:
+    """Whether a file holds state or describes it; the log and the history of a job do not."""
+    return not path.startswith((f"{JobPaths(job).log_dir}/", f"{JobPaths(job).history_dir}/"))
+
+
 def check_storage(place: Place, *others: str) -> None:
     """Every file of the retained checkpoints is there and sound, and nothing else after a collection."""
     storage = LocalStorage(str(place.checkpoints))
@@ -38,5 +44,5 @@ def check_storage(place: Place, *others: str) -> None:
     verification = Verification.of_job(storage, "visits", others=others)
     assert all(found.damage == () for found in verification.run())
     needed = [handle.path for handle in verification.handles]
-    left = {file.path for file in list_files(storage, "visits", needed) if "/log/" not in inner_path(file.path)}
+    left = {file.path for file in list_files(storage, "visits", needed) if is_data(inner_path(file.path))}
     assert {path for path in left if not path.endswith("/_metadata")} == {h.path for h in verification.handles}

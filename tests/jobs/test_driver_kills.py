@@ -10,8 +10,10 @@ import pytest
 
 from strandline.admin.garbage import delete_garbage, find_garbage
 from strandline.admin.verification import Verification
+from strandline.observe.history_reader import read_history
 from strandline.storage.local import LocalStorage
 from tests.jobs.driver import Driver
+from tests.jobs.durable import is_data
 from tests.jobs.kills import DELETED, PUBLISHED, UPLOADED, WON, WRITTEN
 from tests.jobs.place import Place, batches, running_sums
 
@@ -40,6 +42,10 @@ def test_results_after_many_kills_equal_those_of_a_run_without(place: Place) -> 
                 written += 1
                 time.sleep(chance.uniform(0.05, 0.6))  # any moment of a batch or a checkpoint
             driver.kill()
+            history = read_history(LocalStorage(str(place.checkpoints)), "visits")
+            assert history is not None
+            assert history.facts.driver_lost
+            assert len(history.runs) == number + 1
             # Whatever a reader sees at any moment is a prefix of the right answer: no row twice, none from the future.
             assert set(place.rows()) <= set(running_sums(data[:written])), f"seed {SEED}"
             assert len(place.rows()) == len(set(place.rows())), f"seed {SEED}"
@@ -49,6 +55,13 @@ def test_results_after_many_kills_equal_those_of_a_run_without(place: Place) -> 
         driver.start()
         driver.finish()
     assert place.rows() == running_sums(data), f"seed {SEED}"
+    history = read_history(LocalStorage(str(place.checkpoints)), "visits")
+    assert history is not None
+    assert history.facts.status == "stopped"
+    assert not history.facts.driver_lost
+    assert [run.liveness for run in history.runs] == ["ended"] + ["dead"] * KILLS
+    assert history.facts.checkpoints.last_completed is not None
+    assert history.notes == ()
 
 
 @pytest.mark.timeout(600)
@@ -86,6 +99,6 @@ def test_a_kill_between_any_two_steps_of_a_completion_leaves_a_correct_state(
     verification = Verification.of_job(storage, "visits")
     assert [found.damage for found in verification.run()] == [()]
     needed = {handle.path for handle in verification.handles}
-    left = {file.path for file in storage.list("visits") if "/log/" not in file.path}
+    left = {file.path for file in storage.list("visits") if is_data(file.path)}
     assert {path for path in left if not path.endswith("/_metadata")} == needed
     assert len(left) == len(needed) + 1

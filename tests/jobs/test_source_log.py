@@ -13,6 +13,7 @@ from strandline.checkpoint.metadata import file_paths
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.storage import JobPaths
 from strandline.storage.local import LocalStorage
+from tests.jobs.durable import is_data
 from tests.jobs.place import Place
 
 pytestmark = pytest.mark.spark
@@ -86,4 +87,4 @@ def test_every_file_is_read_once_though_no_checkpoint_contains_the_list_of_files
     needed = {PATHS.metadata(number) for number in kept}
     for number in kept:
         needed |= file_paths(read_metadata(storage, PATHS, number, ()))
-    assert {file.path for file in storage.list("visits") if "/log/" not in file.path} == needed
+    assert {file.path for file in storage.list("visits") if is_data(file.path)} == needed

@@ -49,7 +49,7 @@ def file_problems(place: Place) -> Iterator[str]:
         referenced |= {paths.metadata(number), *file_paths(read_metadata(storage, paths, number, ()))}
     below = place.checkpoints / paths.root
     there = {path.relative_to(place.checkpoints).as_posix() for path in files_below(below)}
-    there = {path for path in there if not path.startswith(f"{paths.log_dir}/")}
+    there = {path for path in there if not path.startswith(f"{paths.log_dir}/") and not paths.is_history(path)}
     for names, problem in ((there - referenced, "no checkpoint refers to"), (referenced - there, "missing:")):
         if names:
             yield f"{len(names)} files: {problem} {min(names)}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from strandline.config import ports_of
 from strandline.errors import ConfigError
 from strandline.observe.facts import Finding
+from strandline.observe.history import keep_history
 from strandline.observe.live import LiveJob
 from strandline.observe.registry import register
 from strandline.runtime.driver.plan import Graph
@@ -68,6 +69,10 @@ class Observation:
         url, token = ("", "") if self._served is None else (self._served.url, self._served.token)
         if url:
             log.info("job %s: %s", self.job.name, url)
+        try:
+            self.job.at_end(keep_history(self.job, self._config).close)
+        except Exception:
+            log.exception("job %s has no history", self.job.name)
         try:
             self.job.at_end(register(self.job, self._config, url, token).close)
         except Exception:

@@ -273,9 +273,10 @@ def handles(metadata: CheckpointMetadata) -> Iterator[FileHandle]:
 
 
 def data_files(storage: Storage, job: str = JOB) -> set[str]:
-    """Every file of the job but its log."""
+    """Every file of the job but its log and its history."""
     files: Iterator[StoredFile] = storage.list(JobPaths(job).root)
-    return {file.path for file in files if not file.path.startswith(JobPaths(job).log_dir)}
+    others = (JobPaths(job).log_dir, JobPaths(job).history_dir)
+    return {file.path for file in files if not file.path.startswith(others)}
 
 
 def _handle(path: str, word: str) -> FileHandle:

@@ -17,7 +17,7 @@ PACKAGE = "strandline"
 
 STEPS = "checkpoint.steps operators.rewrite operators.step_change"
 STATE = "state.batch state.coding state.descriptors state.handles state.key_ranges"
-BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases errors redaction"
+BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases logs errors redaction"
 
 MAY_IMPORT: dict[str, str] = {
     # What users import. `strandline` itself is the list of public names.
@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, str] = {
     "runtime.driver.restore": f"sinks runtime.protocol {BELOW_RUNTIME}",
     "runtime.driver.tick_source": "pyspark_releases",
     "runtime.task": f"runtime.protocol runtime.liveness {BELOW_RUNTIME}",
-    "runtime.taskmanager": "runtime.protocol runtime.liveness checkpoint state storage config errors",
+    "runtime.taskmanager": "runtime.protocol runtime.liveness checkpoint state storage config logs errors",
     "runtime.slot": f"runtime.protocol runtime.liveness state_files {BELOW_RUNTIME}",
     # Frozen processes and dead threads, whatever they do.
     "runtime.liveness": "errors",
@@ -92,6 +92,8 @@ MAY_IMPORT: dict[str, str] = {
     # What differs between the releases of PySpark.
     "pyspark_releases": "errors",
     "errors": "redaction",
+    # How log lines look, in every process.
+    "logs": "errors redaction",
     # What a text may show. Errors use it, so that no error can forget to.
     "redaction": "",
     # For users' tests and ours.

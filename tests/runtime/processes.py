@@ -37,6 +37,7 @@ from strandline.runtime.protocol.coordinator_calls import (
 from strandline.runtime.protocol.exchange import ExchangeHeader
 from strandline.runtime.protocol.failures import translate
 from strandline.runtime.protocol.folders import run_folder, socket_folder
+from strandline.runtime.protocol.logs import log_folder
 from strandline.runtime.protocol.messages import (
     BackendSettings,
     BatchTime,
@@ -122,6 +123,7 @@ class Driver(CoordinatorCalls):
         self.run = run_info(run_id, self.server.address, root, tls)
         self.durable = root / "durable"
         self.local = run_folder(self.run.local_dir, JOB, run_id)
+        self.logs = log_folder(self.run.local_dir, JOB, run_id)
 
     def register(self, request: Registration) -> None:
         self.managers[request.identity] = request

@@ -293,7 +293,7 @@ def test_nobody_else_can_read_what_the_processes_of_a_run_write(driver: Driver) 
     driver.prepare_empty(1, 0)
     driver.commit(1)
     checkpoint(driver, 1)
-    written = list(driver.local.rglob("*"))
+    written = [*driver.local.rglob("*"), *driver.logs.iterdir()]
     assert any(path.suffix == ".log" for path in written)
     assert any(path.is_file() and path.parent.name.startswith("snap-") for path in written)
     assert {path.name: oct(path.stat().st_mode) for path in written if path.stat().st_mode & 0o077} == {}

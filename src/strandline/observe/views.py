@@ -9,22 +9,10 @@ from strandline.checkpoint.stats import CheckpointStats
 from strandline.observe.facts import JobFacts
 from strandline.runtime.driver.recoveries import Rescaling
 from strandline.runtime.driver.restore.savepoints import SavepointFormat
-from strandline.runtime.protocol.figures import Facts
+from strandline.runtime.protocol.logs import LogText
 from strandline.runtime.protocol.profiles import Folded
 
-
-class LogText(Facts, frozen=True):
-    """The end of the log of one process.
-
-    Attributes:
-        process: Which process: `driver`, `task-manager-…` or `slot-0`.
-        text: The last lines.
-        cut: Whether there were more lines before.
-    """
-
-    process: str
-    text: str
-    cut: bool = False
+__all__ = ["Folded", "JobControl", "JobView", "Jobs", "LogText"]
 
 
 class JobControl(Protocol):

@@ -10,7 +10,8 @@ from strandline.checkpoint.batch import first_batch
 from strandline.checkpoint.metadata import StateFile, SubtaskState
 from strandline.checkpoint.steps import StepDescription
 from strandline.config.rocksdb import RocksDBOptions
-from strandline.redaction import shown
+from strandline.logs import LogFormat
+from strandline.redaction import secret_values, shown
 from strandline.runtime.protocol.address import NOWHERE, Address
 from strandline.runtime.protocol.tls import Tls
 from strandline.state.coding.keys import key_group_range
@@ -97,6 +98,13 @@ class RunInfo(msgspec.Struct, frozen=True):
     """None: every checkpoint uploads the state itself."""
     tls: Tls | None = None
     """None: connections are not encrypted."""
+    log_format: LogFormat = "text"
+    """How task managers and slots write their logs."""
+
+    @property
+    def secrets(self) -> list[str]:
+        """What no log may show."""
+        return [self.secret, *secret_values(self.storage.options)]
 
     def __repr__(self) -> str:
         """Without secrets."""

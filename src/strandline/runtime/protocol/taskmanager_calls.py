@@ -13,6 +13,7 @@ from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.calls import FORWARDING, LONG, QUICK, Client, Nothing, call
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.figures import ChangelogFigures
+from strandline.runtime.protocol.logs import LogText, ReadLog
 from strandline.runtime.protocol.messages import Rebuilt, Sealed, SegmentUpload, SlotSpec, StorageSettings
 from strandline.runtime.protocol.profiles import Folded, Profile
 from strandline.runtime.protocol.slot_calls import (
@@ -168,6 +169,21 @@ class TaskManagerCalls(ABC):
     def describe(self, request: Nothing) -> TaskManagerInfo:
         """The process and its slots."""
 
+    @call(deadline=QUICK, fenced=False)
+    @abstractmethod
+    def log_names(self, request: Nothing) -> list[str]:
+        """The processes of the run on this host that have a log."""
+
+    @call(deadline=QUICK, fenced=False)
+    @abstractmethod
+    def read_log(self, request: ReadLog) -> LogText:
+        """The end of the log of a process on this host."""
+
+    @call(deadline=10.0, fenced=False)
+    @abstractmethod
+    def log_ends(self, request: Nothing) -> dict[str, LogText]:
+        """The ends of the logs of all processes on this host."""
+
     @call(deadline=QUICK)
     @abstractmethod
     def changelog_figures(self, request: Nothing) -> ChangelogFigures | None:
@@ -266,6 +282,15 @@ class TaskManagerClient(Client, TaskManagerCalls):
 
     def describe(self, request: Nothing) -> TaskManagerInfo:
         return self.carry_out(TaskManagerCalls.describe, request)
+
+    def log_names(self, request: Nothing) -> list[str]:
+        return self.carry_out(TaskManagerCalls.log_names, request)
+
+    def read_log(self, request: ReadLog) -> LogText:
+        return self.carry_out(TaskManagerCalls.read_log, request)
+
+    def log_ends(self, request: Nothing) -> dict[str, LogText]:
+        return self.carry_out(TaskManagerCalls.log_ends, request)
 
     def changelog_figures(self, request: Nothing) -> ChangelogFigures | None:
         return self.carry_out(TaskManagerCalls.changelog_figures, request)

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from strandline.errors import StaleAttemptError, StrandlineError
+from strandline.logs import formatter, log_context
 from strandline.operators.base import Operator, SubtaskInfo
 from strandline.runtime.liveness.threads import thread_error
 from strandline.runtime.protocol.address import listen_on
@@ -31,6 +32,7 @@ from strandline.runtime.protocol.calls import Nothing
 from strandline.runtime.protocol.exchange import OUTPUT_FOLLOWS, SEND_INPUT, ExchangeHeader
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.folders import slot_folder, socket_folder
+from strandline.runtime.protocol.logs import log_file, log_folder, open_log, slot_log
 from strandline.runtime.protocol.messages import (
     BackendSettings,
     OperatorSpec,
@@ -128,7 +130,7 @@ class Slot(SlotCalls):
         operator = self.operators.get(header.operator)
         if operator is None:
             raise StrandlineError(f"slot {self.spec.index} runs no operator {header.operator!r}")
-        with self._exchanges.opened(header.exchange):
+        with self._exchanges.opened(header.exchange), log_context(step=header.operator):
             self._serve_exchange(header, operator, context, reader, writer)
 
     def _serve_exchange(
@@ -242,10 +244,11 @@ class Slot(SlotCalls):
 
     def freeze(self, request: Freeze) -> None:
         def one(op: OperatorSlot) -> None:
-            if request.canonical is None:
-                op.barrier(request.checkpoint)
-            else:
-                op.savepoint(request.checkpoint, request.canonical)
+            with log_context(step=op.operator.uid, checkpoint=request.checkpoint):
+                if request.canonical is None:
+                    op.barrier(request.checkpoint)
+                else:
+                    op.savepoint(request.checkpoint, request.canonical)
 
         with ThreadPoolExecutor(max(1, len(self.operators))) as pool:
             list(pool.map(one, self.operators.values()))
@@ -341,15 +344,36 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
+def _set_up_log(spec: SlotSpec) -> None:
+    """Write everything to the slot's log: log lines, what user code prints, and what libraries say."""
+    run = spec.run
+    file = open_log(log_file(log_folder(run.local_dir, run.job, run.run_id), slot_log(spec.index)))
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    handler = logging.StreamHandler()
+    fields: dict[str, str | int] = {"job": run.job, "run": run.run_id, "subtask": spec.index}
+    handler.setFormatter(formatter(run.log_format, "slot", fields, run.secrets))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    log.info(
+        "slot %d of job %s begins: generation %d, incarnation %d, process %d",
+        spec.index,
+        run.job,
+        spec.generation,
+        spec.incarnation,
+        os.getpid(),
+    )
+
+
 def main() -> None:
     """The entry of the process: reads a `SlotSpec` from stdin, and writes `SlotReady` or `SlotFailed` to stdout."""
     set_up_process()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s slot %(name)s: %(message)s")
     ready = Announcement(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)  # what user code prints goes to the log
     (length,) = struct.unpack(">Q", sys.stdin.buffer.read(8))
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(length), type=SlotSpec)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    _set_up_log(spec)
     for entry in spec.run.sys_path:
         if entry not in sys.path:
             sys.path.append(entry)

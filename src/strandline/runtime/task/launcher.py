@@ -25,6 +25,7 @@ from strandline.runtime.protocol.address import host_identity
 from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.coordinator_calls import Registration
 from strandline.runtime.protocol.folders import run_folder, socket_folder
+from strandline.runtime.protocol.logs import log_file, log_folder, open_log, task_manager_log
 from strandline.runtime.protocol.messages import RunInfo
 from strandline.runtime.protocol.taskmanager_calls import TaskManagerClient
 from strandline.runtime.protocol.user_folder import make_private
@@ -57,7 +58,8 @@ def ensure_task_manager(run: RunInfo, given_up: Collection[str] = ()) -> str:
             kill_task_manager(known.pid, known.started)
         address_file.unlink(missing_ok=True)
         identity = f"{host_identity()}/{name}#{time.time_ns()}"
-        _start(run, identity, executor.pid, address_file, folder / "taskmanager.log")
+        logs = make_private(log_folder(run.local_dir, run.job, run.run_id))
+        _start(run, identity, executor.pid, address_file, log_file(logs, task_manager_log(host_identity(), name)))
         return identity
 
 
@@ -103,12 +105,12 @@ def _start(run: RunInfo, identity: str, executor: int, address_file: Path, log_p
         "STRANDLINE_EXECUTOR": str(executor),
         "PYTHONPATH": os.pathsep.join(_python_path()),
     }
-    with log_path.open("a+b") as log_file:
+    with os.fdopen(open_log(log_path), "ab") as log_end:
         process = subprocess.Popen(
             [sys.executable, "-m", "strandline.runtime.taskmanager.process"],
             stdin=subprocess.PIPE,  # for the secrets: arguments and environment can be seen from outside
             stdout=subprocess.DEVNULL,
-            stderr=log_file,
+            stderr=log_end,
             env=environment,
             start_new_session=True,
             close_fds=True,
@@ -121,7 +123,6 @@ def _start(run: RunInfo, identity: str, executor: int, address_file: Path, log_p
         while not address_file.exists():
             if process.poll() is not None or time.monotonic() > deadline:
                 process.kill()
-                log_file.seek(0)  # the process may have deleted the folder of its log
-                tail = log_file.read().decode(errors="replace")[-2000:]
+                tail = log_path.read_text(errors="replace")[-2000:] if log_path.exists() else ""
                 raise StrandlineError(f"the task manager of {identity} did not start; its log ends:\n{tail}")
             time.sleep(0.01)

@@ -20,6 +20,7 @@ import msgspec
 
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.errors import SlotLostError, StaleAttemptError, StrandlineError
+from strandline.logs import formatter, log_context
 from strandline.runtime.liveness.processes import started_at
 from strandline.runtime.protocol.address import listen_on
 from strandline.runtime.protocol.calls import NOTHING, Nothing
@@ -27,6 +28,7 @@ from strandline.runtime.protocol.coordinator_calls import HEARTBEAT_EVERY, Coord
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.folders import clear_socket_folder, run_folder, socket_folder
+from strandline.runtime.protocol.logs import LogText, ReadLog
 from strandline.runtime.protocol.messages import RunInfo, Sealed, SlotSpec
 from strandline.runtime.protocol.process_limits import set_up_process
 from strandline.runtime.protocol.profiles import Folded, Profile
@@ -63,6 +65,7 @@ from strandline.runtime.taskmanager.background_uploads import BackgroundUploads
 from strandline.runtime.taskmanager.changelog.changelog import Changelog
 from strandline.runtime.taskmanager.durability import ChangelogDurability, Durability, SnapshotDurability
 from strandline.runtime.taskmanager.local_copies import LocalCopies
+from strandline.runtime.taskmanager.logs import RunLogs
 from strandline.runtime.taskmanager.run_folder_lock import RunFolderLock
 from strandline.runtime.taskmanager.savepoint_uploads import upload_savepoint
 from strandline.runtime.taskmanager.slot_processes import SlotProcess, SlotProcesses
@@ -93,7 +96,10 @@ class TaskManager(TaskManagerCalls):
         self._folder = make_private(run_folder(run.local_dir, run.job, run.run_id))
         self._folder_lock = RunFolderLock(self._folder)
         self._folder_lock.delete_dead_runs()
-        self._slots = SlotProcesses(run.job, self._folder, run.heartbeat_timeout, self._thread_died)
+        self._logs = RunLogs(run)
+        self._logs.delete_old()
+        self._driver_silent = False
+        self._slots = SlotProcesses(run.job, self._logs.folder, run.heartbeat_timeout, self._thread_died)
         self._coordinator = CoordinatorClient(
             run.coordinator,
             run.secret,
@@ -216,6 +222,15 @@ class TaskManager(TaskManagerCalls):
         }
         return TaskManagerInfo(self.identity, os.getpid(), slots)
 
+    def log_names(self, request: Nothing) -> list[str]:
+        return self._logs.names()
+
+    def read_log(self, request: ReadLog) -> LogText:
+        return self._logs.read(request)
+
+    def log_ends(self, request: Nothing) -> dict[str, LogText]:
+        return self._logs.ends()
+
     # --- batches ---------------------------------------------------------------------------------
 
     def sealed(self, request: Sealed) -> None:
@@ -260,7 +275,8 @@ class TaskManager(TaskManagerCalls):
     # --- checkpoints -----------------------------------------------------------------------------
 
     def take_checkpoint(self, request: TakeCheckpoint) -> SlotAnswers[list[SubtaskAck]]:
-        return self._durability.barrier(request.checkpoint)
+        with log_context(checkpoint=request.checkpoint):
+            return self._durability.barrier(request.checkpoint)
 
     def take_savepoint(self, request: TakeSavepoint) -> SlotAnswers[None]:
         frozen = self._slots.freeze_all(Freeze(request.checkpoint, request.canonical))
@@ -306,7 +322,7 @@ class TaskManager(TaskManagerCalls):
         """
         code = 0
         work = partial(self._work, address_file)
-        for act in (work, self._slots.end_all, self._durability.close, self._clear_up):
+        for act in (work, self._slots.end_all, self._durability.close, self._keep_logs, self._clear_up):
             try:
                 act()
             except Exception:
@@ -325,6 +341,7 @@ class TaskManager(TaskManagerCalls):
         last_answer = time.monotonic()
         while not self._ended.wait(HEARTBEAT_EVERY):
             self._folder_lock.refresh()
+            self._logs.look()
             if self._workers is not None:
                 self._workers.look()
             lost = [slot.spec.index for slot in self._slots.all() if not slot.alive()]
@@ -337,7 +354,12 @@ class TaskManager(TaskManagerCalls):
             except StrandlineError:
                 if time.monotonic() - last_answer > self.run.heartbeat_timeout - HEARTBEAT_EVERY:
                     log.warning("the driver has been silent for %.0f s: ending", self.run.heartbeat_timeout)
+                    self._driver_silent = True
                     break
+
+    def _keep_logs(self) -> None:
+        if self._driver_silent:
+            self._logs.keep_durably()
 
     def _clear_up(self) -> None:
         if self._folder_lock.release():
@@ -348,9 +370,11 @@ class TaskManager(TaskManagerCalls):
 def main() -> None:
     """Run a task manager. Standard input has the run's description; the environment says where to write the address."""
     set_up_process()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s task manager %(name)s: %(message)s")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     run = msgspec.json.decode(sys.stdin.buffer.read(), type=RunInfo)
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter(run.log_format, "task manager", {"job": run.job, "run": run.run_id}, run.secrets))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     address_file = Path(os.environ.pop("STRANDLINE_ADDRESS_FILE"))
     identity = os.environ.pop("STRANDLINE_IDENTITY")
     manager = TaskManager(run, identity, int(os.environ.pop("STRANDLINE_EXECUTOR")))

@@ -24,6 +24,7 @@ from strandline.runtime.liveness.threads import OnFailure
 from strandline.runtime.protocol.calls import LONG, NOTHING
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.folders import slot_folder
+from strandline.runtime.protocol.logs import open_log, slot_log
 from strandline.runtime.protocol.messages import SlotSpec
 from strandline.runtime.protocol.slot_calls import Freeze, SlotClient, SlotFailed, SlotReady, SnapshotRef
 from strandline.runtime.protocol.taskmanager_calls import SlotAnswers
@@ -114,8 +115,8 @@ class SlotProcesses:
         """Protects `_slots`, `_spares` and `generation`."""
         self._slots: dict[int, SlotProcess] = {}
         self._mark = mark_of_task_manager(os.getpid(), started_at(os.getpid()))
-        self._spares: list[tuple[subprocess.Popen[bytes], Path]] = []
-        """Processes that wait to become slots, and their logs."""
+        self._spares: list[subprocess.Popen[bytes]] = []
+        """Processes that wait to become slots."""
 
     def all(self) -> list[SlotProcess]:
         with self._lock:
@@ -135,7 +136,8 @@ class SlotProcesses:
     def start(self, spec: SlotSpec) -> SlotProcess:
         """Start a slot; returns once it holds its state. Raises the slot's error, or `SlotLostError` if it dies."""
         slot_folder(spec).mkdir(parents=True, exist_ok=True)
-        process, log_path = self._take_spare() or self._spawn(self._folder / f"slot-{spec.index}.log")
+        log_path = self._folder / f"{slot_log(spec.index)}.log"
+        process = self._take_spare() or self._spawn(log_path)
         assert process.stdin is not None
         assert process.stdout is not None
         watch = SlotWatch(process, f"slot {spec.index} of job {self._job}", self._timeout, self._on_failure)
@@ -150,7 +152,7 @@ class SlotProcesses:
         if not answer:
             watch.end()
             code = _kill(process)
-            tail = log_path.read_text(errors="replace")[-2000:]
+            tail = log_path.read_text(errors="replace")[-2000:] if log_path.exists() else ""
             raise SlotLostError(
                 f"slot {spec.index} of job {self._job} ended while it started (exit code {code}); its log ends:\n{tail}"
             )
@@ -202,28 +204,31 @@ class SlotProcesses:
         """Start processes in advance, until `count` wait to become slots."""
         with self._lock:
             while len(self._spares) < count:
-                self._spares.append(self._spawn(self._folder / f"slot-spare-{time.time_ns()}.log"))
+                self._spares.append(self._spawn(self._folder / "spares.log"))
 
     def end_spares(self) -> None:
         while (spare := self._take_spare()) is not None:
-            _kill(spare[0])
+            _kill(spare)
 
-    def _spawn(self, log_path: Path) -> tuple[subprocess.Popen[bytes], Path]:
-        with log_path.open("ab") as log_file:
-            process = subprocess.Popen(
+    def _spawn(self, log_path: Path) -> subprocess.Popen[bytes]:
+        """Start a process. It writes to another log as soon as it knows which slot it is."""
+        log_file = open_log(log_path)
+        try:
+            return subprocess.Popen(
                 [sys.executable, "-m", "strandline.runtime.slot.process", self._mark],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log_file,
                 env={**os.environ, **SLOT_ENVIRONMENT},
             )
-        return process, log_path
+        finally:
+            os.close(log_file)
 
-    def _take_spare(self) -> tuple[subprocess.Popen[bytes], Path] | None:
+    def _take_spare(self) -> subprocess.Popen[bytes] | None:
         with self._lock:
             while self._spares:
                 spare = self._spares.pop()
-                if spare[0].poll() is None:
+                if spare.poll() is None:
                     return spare
         return None
 

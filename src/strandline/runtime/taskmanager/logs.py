@@ -1,0 +1,92 @@
+"""The logs of a run's processes on this host, as their task manager keeps them: bounded, and there after the run."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from strandline.errors import StrandlineError
+from strandline.runtime.protocol.logs import (
+    KEPT_BYTES,
+    KEPT_RUNS,
+    MOST_LOGS,
+    LogText,
+    ReadLog,
+    bound_file,
+    log_folder,
+    log_names,
+    read_end,
+)
+from strandline.runtime.protocol.messages import RunInfo
+from strandline.runtime.protocol.user_folder import make_private
+from strandline.storage import open_storage
+from strandline.storage.paths import JobPaths
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY: Final = 5.0
+"""Seconds between two looks at the sizes of log files."""
+KEEP_PATIENCE: Final = 10.0
+"""Seconds that storage gets to take the ends of logs when the driver is gone."""
+
+
+class RunLogs:
+    """The log files of a run on this host. Any task manager of the run there can read them all."""
+
+    def __init__(self, run: RunInfo) -> None:
+        self.folder = make_private(log_folder(run.local_dir, run.job, run.run_id))
+        self._run = run
+        self._looked = 0.0
+
+    def names(self) -> list[str]:
+        return log_names(self.folder)
+
+    def read(self, request: ReadLog) -> LogText:
+        return read_end(self.folder, request)
+
+    def ends(self) -> dict[str, LogText]:
+        """The ends of all logs; those of task managers first."""
+        names = sorted(self.names(), key=lambda name: (name.startswith("slot-"), len(name), name))
+        return {name: self.read(ReadLog(name, KEPT_BYTES)) for name in names[:MOST_LOGS]}
+
+    def look(self) -> None:
+        """Bound the files that have grown too large. Cheap enough to be called every second."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_EVERY:
+            return
+        self._looked = now
+        for name in self.names():
+            with suppress(OSError):  # a full disk: the run will say so elsewhere
+                bound_file(self.folder / f"{name}.log")
+
+    def delete_old(self) -> None:
+        """Delete the logs of old runs of the job."""
+        others = [path for path in self.folder.parent.iterdir() if path != self.folder and path.is_dir()]
+        for path in sorted(others, key=_last_written, reverse=True)[KEPT_RUNS - 1 :]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def keep_durably(self) -> None:
+        """Write the ends of the logs into the job's history: the driver is gone and cannot. Errors are only logged."""
+        thread = threading.Thread(target=self._keep, daemon=True, name="keep-logs")
+        thread.start()
+        thread.join(KEEP_PATIENCE)
+
+    def _keep(self) -> None:
+        try:
+            storage = open_storage(self._run.storage.url, self._run.storage.options)
+            paths = JobPaths(self._run.job)
+            for name, end in self.ends().items():
+                storage.write(paths.history_log(self._run.run_id, name), end.text.encode())
+        except (StrandlineError, OSError) as error:
+            log.warning("the ends of the logs stay in %s: %s", self.folder, error)
+
+
+def _last_written(folder: Path) -> float:
+    with suppress(OSError):
+        return max((path.stat().st_mtime for path in folder.iterdir()), default=folder.stat().st_mtime)
+    return 0.0

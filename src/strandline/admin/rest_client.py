@@ -101,28 +101,32 @@ class RestClient:
         return found
 
     def result(
-        self, job: str, what: str, request: str, report: Callable[[Progress], None], *, deadline: float | None = None
+        self,
+        job: str,
+        what: str,
+        request: str,
+        report: Callable[[Progress], None],
+        *,
+        lost: Callable[[], bool] = lambda: False,
     ) -> dict[str, Any]:
         """Wait until an operation is over, and return what it gave.
 
-        `report` is called with its progress. Raises `StrandlineError` with the cause if the operation failed or is not
-        over at `deadline`, a moment of `time.monotonic`.
+        `report` is called with its progress. `lost` says whether a server that does not answer is gone for good.
+        Raises `StrandlineError` with the cause if the operation failed.
         """
         path = f"/jobs/{_quoted(job)}/{what}/{_quoted(request)}"
         answered = time.monotonic()
         while True:
+            answer: Any = {}
             try:
                 answer = self.call("GET", path)
                 answered = time.monotonic()
             except NotReachedError:
-                if time.monotonic() - answered > LOST_AFTER:
+                if lost() or time.monotonic() - answered > LOST_AFTER:
                     raise
-                answer = {}
             if _in(answer, "status", "id") == "COMPLETED":
                 return self._operation(answer)
-            report(_progress(answer.get("progress") if isinstance(answer, dict) else None))
-            if deadline is not None and time.monotonic() > deadline:
-                raise StrandlineError("the operation is not over yet; it goes on: look at it with `strandline status`")
+            report(_progress(_in(answer, "progress")))
             time.sleep(POLL_SECONDS)
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -184,7 +188,8 @@ class RestClient:
         cause = _in(answer, "operation", "failure-cause")
         if cause is not None:
             text = cause.get("stack-trace") or cause.get("class") if isinstance(cause, dict) else cause
-            raise StrandlineError(str(text or "the operation failed").strip())
+            words = str(text or "the operation failed").strip()
+            raise NotRunningError(words) if _in(cause, "class") == "JobFailedError" else StrandlineError(words)
         return operation if isinstance(operation, dict) else {}
 
     def _odd(self, what: str) -> NotReachedError:

@@ -1,4 +1,4 @@
-"""The command line: `strandline checkpoints`, `savepoint`, `state`; in a checkout also `demo`, `bench` and `chaos`."""
+"""The command line, `strandline`: jobs, their checkpoints and their state; in a checkout also benchmarks and chaos."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import typer
 import strandline
 from strandline.admin.cli.checkpoints import app as checkpoints_app
 from strandline.admin.cli.listing import list_jobs
+from strandline.admin.cli.logs import logs
 from strandline.admin.cli.run import run
 from strandline.admin.cli.run_words import RunCommand
 from strandline.admin.cli.savepoint import savepoint
 from strandline.admin.cli.state import app as state_app
+from strandline.admin.cli.status import status, top
+from strandline.admin.cli.steering import cancel, checkpoint, rescale, stop
+from strandline.admin.cli.ui import ui
 from strandline.admin.problems import exit_code
 from strandline.errors import StrandlineError
 
@@ -29,8 +33,9 @@ app = typer.Typer(
 )
 app.command(cls=RunCommand, no_args_is_help=True, context_settings={"allow_interspersed_args": False})(run)
 app.command("list")(list_jobs)
+for command in (status, top, savepoint, checkpoint, rescale, stop, cancel, logs, ui):
+    app.command(no_args_is_help=command is not ui)(command)
 app.add_typer(checkpoints_app, name="checkpoints")
-app.command()(savepoint)
 app.add_typer(state_app, name="state")
 
 OTHER_PACKAGE: Final = "strandline_bench"

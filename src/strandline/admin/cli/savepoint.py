@@ -1,27 +1,76 @@
-"""The command `strandline savepoint`: what a savepoint holds, and its disposal."""
+"""The command `strandline savepoint`: takes one of a running job, shows what one holds, or deletes one."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from strandline.admin.cli.options import Json, StorageOptions, print_json, storage_settings
+from strandline.admin.cli.options import (
+    Json,
+    StorageOptions,
+    TokenFile,
+    Url,
+    job_names,
+    looked_for,
+    print_json,
+    storage_settings,
+)
+from strandline.admin.cli.steering import Detached, SavepointType, Type, take_savepoint
+from strandline.admin.problems import UsageError
 
 if TYPE_CHECKING:
     from strandline.checkpoint.metadata import CheckpointMetadata
     from strandline.storage import Storage
 
+METADATA: Final = "_metadata"
+
 
 def savepoint(
-    location: Annotated[str, typer.Argument(metavar="PATH", help="The savepoint's folder, or the _metadata in it.")],
-    dispose: Annotated[bool, typer.Option("--dispose", help="Delete the savepoint with all its files.")] = False,
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB | PATH",
+            help="A running job: name, id, or the beginning of the id. Or the folder of a savepoint, or the _metadata "
+            "in it: a path with a slash, or a folder that holds a savepoint.",
+            autocompletion=job_names,
+        ),
+    ],
+    directory: Annotated[
+        str | None,
+        typer.Argument(metavar="[DIR]", help="Where the savepoint goes; without it, the job's option savepoint_dir."),
+    ] = None,
+    kind: Type = SavepointType.canonical,
+    detached: Detached = False,
+    dispose: Annotated[bool, typer.Option("--dispose", help="Delete the savepoint PATH with all its files.")] = False,
+    url: Url = "",
+    token_file: TokenFile = "",
     as_json: Json = False,
     storage_option: StorageOptions = None,
 ) -> None:
-    """Show what a savepoint holds: its steps with their states, the position in the sources. --dispose deletes it."""
+    """Take a savepoint of a running job, show what a savepoint holds, or delete one.
+
+    `strandline savepoint JOB [DIR]` takes one, and the job goes on. `strandline savepoint PATH` shows its steps with
+    their states and the position in the sources. `strandline savepoint --dispose PATH` deletes it.
+    """
+    if dispose or (directory is None and not url and _is_savepoint(subject)):
+        if directory is not None:
+            raise UsageError("--dispose takes one argument: the path of the savepoint")
+        _look(subject, dispose, as_json, storage_option)
+    else:
+        take_savepoint(subject, directory, kind, looked_for(url, token_file), detached=detached, as_json=as_json)
+
+
+def _is_savepoint(subject: str) -> bool:
+    """Whether the argument is a path. The name of a job holds no slash."""
+    return "/" in subject or subject == METADATA or os.path.exists(os.path.join(subject, METADATA))
+
+
+def _look(location: str, dispose: bool, as_json: bool, storage_option: list[str] | None) -> None:
+    """Show a savepoint, or delete it."""
     from strandline.admin.savepoints import dispose_savepoint
     from strandline.runtime.driver.restore.savepoints import open_savepoint
 

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from strandline.observe.views import Jobs
-from strandline.rest import job_paths, operation_paths, own_paths
+from strandline.rest import checkpoint_paths, job_paths, operation_paths, own_paths
 from strandline.rest.access import Access
 from strandline.rest.answers import Errors, RestError
 from strandline.rest.guard import Guard
@@ -37,7 +37,7 @@ def create_app(jobs: Jobs, access: Access) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = Service(jobs)
-    for router in (job_paths.router, operation_paths.router, own_paths.router):
+    for router in (checkpoint_paths.router, job_paths.router, operation_paths.router, own_paths.router):
         app.include_router(router)
         app.include_router(router, prefix="/v1", include_in_schema=False)
     if PAGE.is_dir():

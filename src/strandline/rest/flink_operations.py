@@ -106,9 +106,18 @@ class CheckpointInfo(Result, frozen=True, omit_defaults=True):
 
 
 class RescaleInfo(Result, frozen=True, omit_defaults=True):
-    """A completed change of parallelism."""
+    """A completed change of parallelism, as `Rescaling` has it. Durations are milliseconds."""
 
-    rescaling: Rescaling | None = None
+    parallelism_before: int | None = None
+    parallelism: int | None = None
+    batch: int | None = None
+    duration_ms: float | None = None
+    pause_ms: float | None = None
+    checkpoint_ms: float | None = None
+    slots_ms: float | None = None
+    moved_key_groups: int | None = None
+    local_bytes: int | None = None
+    durable_bytes: int | None = None
 
 
 class ProfileInfo(Result, frozen=True, omit_defaults=True):
@@ -169,7 +178,8 @@ def _result(operation: Operation) -> Result:
         case (("savepoint" | "stop"), (str() | None) as path):
             return SavepointInfo(location=path)
         case "rescale", Rescaling() as rescaling:
-            return RescaleInfo(rescaling=rescaling)
+            fields = [name for name in RescaleInfo.__struct_fields__ if name != "failure_cause"]
+            return RescaleInfo(**{name: getattr(rescaling, name) for name in fields})
         case "profile", Folded() as folded:
             return ProfileInfo(None, folded.seconds, folded.samples, folded.stacks)
         case _:

@@ -6,17 +6,20 @@ from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
+from starlette.responses import PlainTextResponse
 
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import StrandlineError
 from strandline.observe.facts import Finding, JobFacts
 from strandline.observe.views import LogText
 from strandline.rest.answers import RestError
+from strandline.rest.checkpoint_paths import checkpoint_of
 from strandline.rest.facts_answer import MOST_CHECKPOINTS, Wanted, bounded
 from strandline.rest.service import LARGEST, JobId, Shown, facts_of, json, schemas
 
 router = APIRouter()
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_LOG_BYTES = 1_000_000
 
 
@@ -61,10 +64,17 @@ def checkpoint(
 ) -> Response:
     """One checkpoint with its subtasks."""
     known = shown.facts(jobid)
-    found = next((one for one in reversed(known.checkpoints.history) if one.id == checkpointid), None)
-    if found is None:
-        raise RestError(404, f"Could not find checkpointing statistics for checkpoint {checkpointid}.")
+    found = checkpoint_of(known, checkpointid)
     return shown.answer(known, request, lambda: found)
+
+
+@router.get("/metrics", response_class=PlainTextResponse, responses=schemas.errors())
+def metrics(
+    shown: Shown,
+    subtasks: Annotated[bool, Query(description="All subtasks of jobs that have more than 200.")] = False,
+) -> Response:
+    """The metrics of all jobs for Prometheus."""
+    return Response(shown.metrics(subtasks=subtasks), media_type=CONTENT_TYPE)
 
 
 @router.get("/jobs/{jobid}/health", **schemas.answers(Health, 404))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -13,6 +14,7 @@ from strandline.errors import StorageError, StrandlineError
 from strandline.observe.facts import JobFacts
 from strandline.observe.views import JobControl, Jobs, JobView
 from strandline.rest.answers import AnswerCache, Errors, RestError, encode
+from strandline.rest.prometheus import metrics_text
 from strandline.rest.triggers import Triggers
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ class Service:
         self.jobs = jobs
         self.triggers = Triggers()
         self._cache = AnswerCache()
+        self._scraping = threading.Lock()
+        self._scraped: dict[bool, tuple[list[JobFacts], bytes]] = {}
 
     def view(self, job: str) -> JobView:
         """The job of that id or name. An unknown one is a 404."""
@@ -44,6 +48,20 @@ class Service:
     def facts(self, job: str) -> JobFacts:
         """The newest facts of a job."""
         return facts_of(self.view(job))
+
+    def metrics(self, *, subtasks: bool = False) -> bytes:
+        """The metrics of all jobs, made once for each state of the jobs, however many scrapes there are."""
+        jobs = all_facts(self.jobs)
+        with self._scraping:
+            known, text = self._scraped.get(subtasks, ([], b""))
+            if (
+                len(known) != len(jobs)
+                or any(one is not other for one, other in zip(known, jobs, strict=True))
+                or not text
+            ):
+                text = metrics_text(jobs, subtasks=subtasks)
+                self._scraped[subtasks] = (jobs, text)
+            return text
 
     def answer(self, facts: JobFacts, request: Request, build: Callable[[], object]) -> Response:
         """The answer to a request about one job. It is encoded once for each state of the job, and has a tag."""
@@ -111,6 +129,7 @@ def the_service(request: Request) -> Service:
 
 Body = Annotated[bytes, Depends(_read)]
 Shown = Annotated[Service, Depends(the_service)]
+VertexId = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="The id of the vertex.")]
 JobId = Annotated[str, Path(description="The id of the job, or its name.", min_length=1, max_length=255)]
 
 
@@ -126,11 +145,23 @@ class Schemas:
         responses: dict[int | str, dict[str, Any]] = {
             status: {"description": text or first_line(kind), "content": {JSON: {"schema": reference(kind)}}}
         }
-        for error in sorted({400, 401, 403, 408, 413, 500, 503, *errors}):
-            responses[error] = {"description": _WORDS[error], "content": {JSON: {"schema": reference(Errors)}}}
+        responses |= self.errors(*errors)
         if status == 200:
             responses[304] = {"description": "Not changed since the answer with the given `If-None-Match`."}
         return {"responses": responses, "status_code": status}
+
+    def errors(self, *errors: int) -> dict[int | str, dict[str, Any]]:
+        """The errors of these statuses, and those that every path may answer."""
+        return {
+            error: {"description": _WORDS[error], "content": {JSON: {"schema": reference(Errors)}}}
+            for error in sorted({400, 401, 403, 408, 413, 500, 503, *errors})
+        }
+
+    def list_of(self, kind: type, *errors: int) -> dict[str, Any]:
+        """As `answers`, for a list of that type."""
+        described = self.answers(kind, *errors)
+        described["responses"][200]["content"] = {JSON: {"schema": {"type": "array", "items": reference(kind)}}}
+        return described
 
     def body(self, kind: type) -> dict[str, Any]:
         """What FastAPI takes to describe the body of a request, which may be left out."""

@@ -79,3 +79,27 @@ def test_a_checkpoint_is_shown_in_one_line() -> None:
     failed = replace(stats(8, "failed"), failure="storage is full\nTraceback ...")
     assert repr(failed).endswith("failed: storage is full>")
     assert "in progress, 0 of 0 subtasks" in repr(stats(9, "in_progress"))
+
+
+def test_a_completed_checkpoint_says_when_its_entry_was_won_and_how_long_its_rows_took_to_be_visible() -> None:
+    pending = PendingCheckpoint(3, "checkpoint", 0, 10.0, 11.0, frozenset(), epoch=1000.0)
+    done = checkpoint_stats(pending, "completed", 14.0, "chk-3", entry_time=13.5)
+    assert (done.completed_time, done.publish_ms, done.end_to_end_ms) == (1013.5, 500.0, 4000.0)
+    for unfinished in (checkpoint_stats(pending, "in_progress"), checkpoint_stats(pending, "failed", 14.0)):
+        assert (unfinished.completed_time, unfinished.publish_ms) == (None, 0.0)
+
+
+def test_a_savepoint_knows_its_format_and_publishes_nothing() -> None:
+    pending = PendingCheckpoint(3, "savepoint", 0, 10.0, 11.0, frozenset(), savepoint_format="native")
+    done = checkpoint_stats(pending, "completed", 14.0, "saved")
+    assert (done.savepoint_format, done.completed_time, done.publish_ms) == ("native", 14.0, 0.0)
+
+
+def test_a_dropped_checkpoint_is_marked_without_being_counted_or_told_again() -> None:
+    told: list[int] = []
+    history = CheckpointHistory(on_end=lambda one: told.append(one.id))
+    for id in (1, 2):
+        history.record(stats(id, "completed"))
+    history.record_discarded([1, 99])
+    assert [one.discarded for one in history.checkpoints()] == [True, False]
+    assert (told, history.counts.completed) == ([1, 2], 2)

@@ -21,7 +21,7 @@ from strandline.checkpoint.metadata import (
     registered_files,
     source_files,
 )
-from strandline.checkpoint.pending import PendingCheckpoint, Subtask, SubtaskAck
+from strandline.checkpoint.pending import PendingCheckpoint, SavepointFormat, Subtask, SubtaskAck
 from strandline.checkpoint.registry import Matched, SharedKey, SharedStateRegistry
 from strandline.checkpoint.retention import retain
 from strandline.checkpoint.schedule import TriggerSchedule
@@ -170,7 +170,14 @@ class CheckpointCoordinator:
         return self._schedule.due_at() <= now
 
     def trigger(
-        self, now: float, due_time: float, batch: int, *, kind: Kind = "checkpoint", epoch: float = 0.0
+        self,
+        now: float,
+        due_time: float,
+        batch: int,
+        *,
+        kind: Kind = "checkpoint",
+        epoch: float = 0.0,
+        savepoint_format: SavepointFormat | None = None,
     ) -> PendingCheckpoint:
         """Begin a checkpoint with its barrier `now`, after `batch`. Its trigger time is `due_time`.
 
@@ -191,6 +198,7 @@ class CheckpointCoordinator:
             barrier_time=now,
             subtasks=self._subtasks,
             epoch=epoch,
+            savepoint_format=savepoint_format,
         )
         self._next_id += 1
         self._pending[pending.id] = pending
@@ -334,8 +342,12 @@ class CheckpointCoordinator:
             raise CheckpointError(f"Checkpoint {checkpoint_id} cannot be entered: its completion was not prepared.")
         pending.entered = True
 
-    def confirm_completion(self, checkpoint_id: int, now: float, path: str | None = None) -> CompletionDecision:
+    def confirm_completion(
+        self, checkpoint_id: int, now: float, path: str | None = None, entry_time: float | None = None
+    ) -> CompletionDecision:
         """Record that the log entry is won, so that the checkpoint is complete. Returns what to abort and to delete.
+
+        The entry was won at `entry_time`, and the rows were published by `now`.
 
         A repeated call changes and returns nothing. Raises `CheckpointError` if the completion was not prepared.
         """
@@ -345,7 +357,7 @@ class CheckpointCoordinator:
         if pending is None or not pending.completing:
             raise CheckpointError(f"Checkpoint {checkpoint_id} cannot be confirmed: its completion was not prepared.")
         self._end(pending, now, completed=True)
-        self.history.record(checkpoint_stats(pending, "completed", now, path))
+        self.history.record(checkpoint_stats(pending, "completed", now, path, entry_time=entry_time))
         if pending.kind == "savepoint":
             self._savepoints.add(checkpoint_id)
             return CompletionDecision(checkpoint_id, self._retained)
@@ -363,6 +375,7 @@ class CheckpointCoordinator:
         for handle in self._registry.unused(pending.obsolete()):
             delete[handle.path] = handle
         self._gone = frozenset(delete)
+        self.history.record_discarded(dropped)
         return CompletionDecision(
             checkpoint_id=checkpoint_id,
             retained=self._retained,
@@ -377,6 +390,7 @@ class CheckpointCoordinator:
         if self._completing is not None:  # its log entry may exist
             dropped = (*dropped, self._completing)
         delete = [handle for gone in dropped for handle in self._registry.drop(gone)]
+        self.history.record_discarded(dropped)
         return CompletionDecision(dropped[-1] if dropped else 0, dropped=dropped, delete=tuple(delete))
 
     # --- inside ----------------------------------------------------------------------------------

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
 from strandline.checkpoint.metadata import FileHandle, Kind, SubtaskState
+
+SavepointFormat = Literal["canonical", "native"]
 
 Subtask = tuple[str, int]
 """Operator uid and subtask index."""
@@ -58,6 +61,8 @@ class PendingCheckpoint:
     """Its files are registered, and its metadata is being written."""
     entered: bool = False
     """Its log entry may exist. From now on only the job's log decides whether it is complete."""
+    savepoint_format: SavepointFormat | None = None
+    """None for a checkpoint."""
 
     @property
     def ready(self) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from strandline.checkpoint.metadata import Kind
-from strandline.checkpoint.pending import PendingCheckpoint
+from strandline.checkpoint.pending import PendingCheckpoint, SavepointFormat
 
 Status = Literal["in_progress", "completed", "failed"]
 
@@ -67,6 +67,15 @@ class CheckpointStats:
     expected: int = 0
     alignment_bytes: int = 0
     """Always 0. A barrier lies between two commits, so no subtask holds rows back while it waits for another one."""
+    completed_time: float | None = None
+    """When its entry in the job's log was won, and of a savepoint, when its metadata was written. From then on it can
+    be restored. None unless it is completed."""
+    publish_ms: float = 0.0
+    """How long it took, after that, until the rows that it covers were visible."""
+    savepoint_format: SavepointFormat | None = None
+    """The format of a savepoint; None for a checkpoint."""
+    discarded: bool = False
+    """Whether the job has dropped it since: `num_retained` newer ones were completed."""
 
     def __repr__(self) -> str:
         if self.status == "in_progress":
@@ -85,8 +94,13 @@ def checkpoint_stats(
     end_time: float | None = None,
     path: str | None = None,
     failure: str | None = None,
+    entry_time: float | None = None,
 ) -> CheckpointStats:
-    """The figures of `pending`: as it ended at `end_time`, or as it stands now without `end_time`."""
+    """The figures of `pending`: as it ended at `end_time`, or as it stands now without `end_time`.
+
+    `entry_time` is when its entry in the job's log was won. Rows were published from then on until `end_time`.
+    """
+    won = (end_time if entry_time is None else entry_time) if status == "completed" else None
     acks = pending.acks
     trigger, barrier = pending.trigger_time + pending.epoch, pending.barrier_time + pending.epoch
     barriers = [ack.barrier_time for ack in acks.values()]
@@ -132,6 +146,9 @@ def checkpoint_stats(
         failure=failure,
         acknowledged=len(acks),
         expected=len(pending.subtasks),
+        completed_time=None if won is None else won + pending.epoch,
+        publish_ms=0.0 if won is None or end_time is None else _ms(end_time - won),
+        savepoint_format=pending.savepoint_format,
     )
 
 
@@ -208,6 +225,13 @@ class CheckpointHistory:
         self._shrink(stats.id)
         if stats.status != "in_progress":
             self._on_end(stats)
+
+    def record_discarded(self, checkpoint_ids: Iterable[int]) -> None:
+        """Record that the job has dropped checkpoints. Nobody is told: they had ended before."""
+        for checkpoint_id in checkpoint_ids:
+            known = self._entries.get(checkpoint_id)
+            if known is not None:
+                self._entries[checkpoint_id] = replace(known, discarded=True)
 
     def record_restored(self, restored: RestoredCheckpoint) -> None:
         """Record that the run started, or restarted, from a checkpoint."""

@@ -353,7 +353,14 @@ class Checkpoints:
             committed = self._inputs.committed
             assert committed is not None
             now = time.monotonic()
-            pending = self._coordinator.trigger(now, now, committed.batch, kind="savepoint", epoch=time.time() - now)
+            pending = self._coordinator.trigger(
+                now,
+                now,
+                committed.batch,
+                kind="savepoint",
+                epoch=time.time() - now,
+                savepoint_format=target.format,
+            )
             self._waiters.begin_savepoint(pending.id, future)
             self._savepoints.begin(pending.id, target)
             files = self._inputs.sink_files(committed.batch)

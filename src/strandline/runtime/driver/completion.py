@@ -68,10 +68,11 @@ class Completion:
         with self.lock:
             self.coordinator.enter(plan.metadata.checkpoint_id)
         self.durable.win_log_entry(plan)
+        won = time.monotonic()
         self.durable.publish(plan.metadata.sink_files)
         if self.abandoned:
             return
-        decision = self._confirm(plan.metadata)
+        decision = self._confirm(plan.metadata, won)
         self._announce(plan)
         self.durable.tidy_up(decision.delete, decision.dropped)
 
@@ -104,11 +105,12 @@ class Completion:
         self.durable.tidy_up(uploaded)
         return None
 
-    def _confirm(self, metadata: CheckpointMetadata) -> CompletionDecision:
-        """The log entry is won and the rows are visible: tell the coordinator and everybody who waits."""
+    def _confirm(self, metadata: CheckpointMetadata, won: float) -> CompletionDecision:
+        """The log entry was won at `won`, and the rows are visible: tell the coordinator and everybody who waits."""
         number = metadata.checkpoint_id
+        location = self.durable.location(number)
         with self.lock:
-            decision = self.coordinator.confirm_completion(number, time.monotonic(), self.durable.location(number))
+            decision = self.coordinator.confirm_completion(number, time.monotonic(), location, won)
             self.inputs.confirm(metadata)
             for ended in (number, *decision.aborted):
                 self.inputs.end(ended)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import uuid
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
@@ -20,14 +19,15 @@ from strandline.checkpoint.metadata import (
     decode,
     encode,
 )
+from strandline.checkpoint.pending import SavepointFormat
 from strandline.errors import CheckpointNotFoundError, ConfigError, NotFoundError
 from strandline.runtime.protocol.messages import StorageSettings
 from strandline.storage import Storage, open_storage
 from strandline.storage.external import inner_path
 
-METADATA = "_metadata"
+__all__ = ["METADATA", "SavepointFormat", "SavepointTarget", "open_savepoint"]
 
-SavepointFormat = Literal["canonical", "native"]
+METADATA = "_metadata"
 
 
 @dataclass(frozen=True, slots=True)

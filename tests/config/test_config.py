@@ -88,6 +88,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "heartbeat_timeout": 8.0,
         "rest_port": "8081-8130",
         "rest_bind": "127.0.0.1",
+        "rest_hosts": (),
         "rest_token": None,
     }
 
@@ -794,6 +795,13 @@ def test_a_server_has_one_port_or_a_range_or_is_off(
 def test_a_wrong_port_says_what_is_allowed(wrong: object) -> None:
     with pytest.raises(ConfigError, match=r'rest_port.*a range such as "8081-8130", or "off"'):
         Config.from_mapping({**DIR, "rest_port": wrong})
+
+
+def test_the_names_of_a_proxy_are_names_without_a_scheme() -> None:
+    assert build(rest_hosts="jobs.example.org").rest_hosts == ("jobs.example.org",)
+    for wrong in (["https://jobs.example.org"], [""], [1], 7):
+        with pytest.raises(ConfigError, match=r"rest_hosts.*without a scheme"):
+            Config.from_mapping({**DIR, "rest_hosts": wrong})
 
 
 def test_the_token_is_not_shown() -> None:

@@ -17,6 +17,7 @@ from strandline.config.option import REQUIRED, DurationLike, Option, option
 from strandline.config.rocksdb import RocksDBOptions
 from strandline.config.values import (
     BACKEND,
+    HOSTS,
     PORTS,
     POSITIVE,
     RESTART_STRATEGY,
@@ -417,6 +418,11 @@ class Config:
         keys=("rest.bind-address",),
         doc="Address that the web page and the REST API listen on; `0.0.0.0` for every network of a host. Elsewhere "
         "than on loopback, every call needs the token.",
+    )
+    rest_hosts: Option[Sequence[str], tuple[str, ...]] = option(
+        (),
+        HOSTS,
+        doc="Other names under which the page is reached, such as that of a proxy. A call for another host is refused.",
     )
     rest_token: Option[str | None, str | None] = dataclasses.field(
         # The repr leaves it out because it is a secret.

@@ -107,7 +107,7 @@ GROUPS: Mapping[str, Group] = {
     ),
     "Web page and REST": Group(
         "Where the run can be seen and steered while it runs.",
-        ("rest_port", "rest_bind", "rest_token"),
+        ("rest_port", "rest_bind", "rest_hosts", "rest_token"),
     ),
 }
 """The groups by their titles, in the order of the documentation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from strandline.config import option as kinds
@@ -66,6 +66,19 @@ def _parse_token(value: object) -> str:
     return value
 
 
+def _parse_hosts(value: object) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, Sequence) or isinstance(names, bytes):
+        raise ValueError
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._:\[\]-]{1,253}", name):
+            raise ValueError(f"{name!r} is no name of a host")
+    return tuple(names)
+
+
+HOSTS: kinds.Kind[Sequence[str], tuple[str, ...]] = kinds.Kind(
+    "list of names", "a list of names of hosts, without a scheme", _parse_hosts
+)
 PORTS: kinds.Kind[int | str | None, int | str] = kinds.Kind(
     "port or range", f'a port from 0 to {_LAST_PORT}, a range such as "8081-8130", or "off"', _parse_ports
 )

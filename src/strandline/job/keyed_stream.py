@@ -160,7 +160,7 @@ class KeyedStream:
             output_time=output_time,
             output_delay_ms=read_milliseconds(output_delay, f"operator {uid!r}: output_delay"),
         )
-        operator.check()
+        operator.declared_states = tuple(operator.check())
         columns = tuple(self._stream.schema.names)
         return self._stateful(operator, columns, operator.output_struct, time=operator.event_time)
 
@@ -186,7 +186,7 @@ class KeyedStream:
         self._refuse_without_process(uid, processor, ArrowProcessor, "process(self, table, context)")
         uid = self._uid(uid, "process")
         operator = ArrowProcessOperator(uid, processor, self._columns, self._stream.schema, read_schema(uid, schema))
-        operator.check()
+        operator.declared_states = tuple(operator.check())
         return self._stateful(operator, tuple(self._stream.schema.names), operator.output_struct)
 
     def transform_with_state(
@@ -256,7 +256,7 @@ class KeyedStream:
             initial_schema=initial.schema if initial is not None else None,
             settings=PandasSettings.of(conf.get, conf.get("spark.sql.session.timeZone") or "UTC"),
         )
-        operator.check()
+        operator.declared_states = tuple(operator.check())
         columns = tuple(self._stream.schema.names)
         return self._stateful(operator, columns, operator.output_struct, initial, time=operator.event_time)
 

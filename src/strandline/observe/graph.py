@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from strandline.checkpoint.steps import StepDescription
 from strandline.observe.facts import Vertex, VertexKind, vertex_id
 from strandline.redaction import shown
 from strandline.runtime.driver.figures import SourceFigures
 from strandline.runtime.driver.logical_plans import streams_of
 from strandline.runtime.driver.plan import Graph, Node, SourceNode, StatefulNode, parents_of
 from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
+from strandline.state.descriptors import StateDescriptor
 
 MAX_DESCRIPTION = 200
 
@@ -77,11 +79,30 @@ class _Vertices:
         inputs = self._inputs(node.parent, found)
         described = node.operator.describe()
         text = f"{described.kind} by {', '.join(name for name, _type in described.keys)}"
-        return _vertex("step", node.operator.uid, text, inputs)
+        vertex = _vertex("step", node.operator.uid, text, inputs)
+        return msgspec.structs.replace(vertex, state_expires=_expires(described, node.operator.declared_states))
 
 
 def _vertex(kind: VertexKind, name: str, text: str, inputs: tuple[str, ...] = ()) -> Vertex:
     return Vertex(vertex_id(kind, name), name, kind, _short(text), 1, inputs)
+
+
+def _expires(step: StepDescription, declared: Sequence[StateDescriptor]) -> bool | None:
+    """Whether the state of a step goes away by itself; None if user code may delete it with timers."""
+    match step.kind:
+        case "window" | "session":
+            return True
+        case "deduplicate":
+            return step.parameters.get("ttl_ms") is not None
+        case "join":
+            return bool(step.times)
+        case "aggregate":
+            return False
+        case _:
+            own = [state for state in declared if state.kind != "timers"]
+            if own and all(state.ttl_ms is not None for state in own):
+                return True
+            return False if own and len(own) == len(declared) else None
 
 
 def _source_text(node: SourceNode) -> str:

@@ -28,6 +28,7 @@ class Samples:
         self._rows.append((time_s, figures.rows, figures.rows_out))
         # Two batches at least: else a long batch would show as no rows at all, and then as too many.
         read, given = self._rates(max(RATE_SECONDS, 2 * figures.batch_duration_ms / 1000))
+        hits = [one.cache_hit_ratio for one in subtasks if one.cache_hit_ratio is not None]
         self._kept.append(
             Sample(
                 time_ms=int(time_s * 1000),
@@ -39,6 +40,8 @@ class Samples:
                 offsets_behind=offsets_behind(figures.sources),
                 busy=max((one.busy for one in subtasks), default=0.0),
                 back_pressured=max((one.back_pressured for one in subtasks), default=0.0),
+                cache_hit_ratio=sum(hits) / len(hits) if hits else None,
+                source_rows=tuple(source.rows for source in figures.sources),
             )
         )
 

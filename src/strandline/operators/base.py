@@ -111,6 +111,8 @@ class Operator(ABC):
     """Set by `run`: the earliest time, by the operator's clock, at which it has something to do without rows."""
     late_rows: int = 0
     """Set by `run`: how many of its rows were late."""
+    declared_states: tuple[StateDescriptor, ...] = ()
+    """What `check` found when the user declared the step; empty for steps without user code."""
     deleted_states: frozenset[str] = frozenset()
     """Set by `check`: states of earlier versions that user code itself deletes."""
 

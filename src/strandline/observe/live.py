@@ -68,7 +68,10 @@ class LiveJob:
         self._window = SlotWindow()
         self._samples = Samples()
         self._closed = threading.Event()
+        self._ending = threading.Lock()
+        """Protects the next two."""
         self._at_end: list[Callable[[], None]] = []
+        self._ended = False
         self._thread = BackgroundThread(f"facts of {run.name}", self._watch, self._died)
         self._facts = self._taken()
 
@@ -83,8 +86,15 @@ class LiveJob:
         self._driver = msgspec.structs.replace(self._driver, ui_url=ui_url)
 
     def at_end(self, act: Callable[[], None]) -> None:
-        """Call `act` in the thread of the facts, after the last facts were taken. Its errors are only logged."""
-        self._at_end.append(act)
+        """Call `act` in the thread of the facts, after the last facts were taken. Its errors are only logged.
+
+        If the last facts were taken already, `act` is called at once.
+        """
+        with self._ending:
+            if not self._ended:
+                self._at_end.append(act)
+                return
+        self._tell_end(act)
 
     def close(self) -> None:
         """Take no more facts, whether or not the run is over."""
@@ -101,11 +111,16 @@ class LiveJob:
                 self._refresh()
             self._refresh()
         finally:
+            with self._ending:
+                self._ended = True
             for act in self._at_end:
-                try:
-                    act()
-                except Exception as error:  # noqa: BLE001 - whoever looks at a job must never disturb it
-                    log.warning("job %s: %s: %s", self.name, type(error).__name__, error)
+                self._tell_end(act)
+
+    def _tell_end(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - whoever looks at a job must never disturb it
+            log.warning("job %s: %s: %s", self.name, type(error).__name__, error)
 
     def _refresh(self) -> None:
         try:

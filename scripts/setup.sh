@@ -38,6 +38,8 @@ fi
 python="$(find_python)"
 echo "setting up .venv with $("$python" --version)" >&2
 rm -f "$stamp"
+bash scripts/get_chromium.sh & # beside pip: the two do not wait for each other
+chromium=$!
 # keep an environment that can be brought up to date, replace one that is broken or was moved here
 good_place='import os, pip, sys; sys.exit(os.path.realpath(sys.prefix) != sys.argv[1])'
 if ! { .venv/bin/python -c "$good_python" && .venv/bin/python -c "$good_place" "$root/.venv"; } 2>/dev/null; then
@@ -63,4 +65,5 @@ install --require-hashes --no-build-isolation -r requirements.lock
 install --no-deps --no-build-isolation -e . -e bench
 .venv/bin/python -c 'import strandline as sl; [getattr(sl, name) for name in sl.__all__]'
 .venv/bin/strandline checkpoints ls "$scratch" >/dev/null 2>&1 || true  # an empty folder: its exit code is 1
+wait "$chromium"
 fingerprint >"$stamp"

@@ -114,7 +114,7 @@ export async function trigger(method, path, body, pollPath, progress) {
     }
     heard = Date.now();
     if (answer.status?.id === "COMPLETED") return failed(answer.operation ?? {});
-    progress(typeof answer.progress === "string" ? answer.progress : "");
+    progress(answer.progress ?? "");
   }
 }
 

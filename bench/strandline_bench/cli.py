@@ -18,6 +18,7 @@ from strandline_bench import changelog as rated
 from strandline_bench import (
     coordinator,
     growth,
+    observation,
     operators,
     plot,
     recovery,
@@ -343,6 +344,32 @@ def state_reader_command(
         with ProgressOnStderr() as progress:
             result = state_reader.run(parameters, progress.say, work_dir)
     _print(result, as_json, state_reader.show)
+
+
+@app.command("observation")
+def observation_command(
+    rows: Annotated[int, typer.Option(help="Rows of each job.")] = 2_000_000,
+    keys: Annotated[int, typer.Option(help="Keys of the state.")] = 100_000,
+    batch_rows: Annotated[int, typer.Option(help="Rows of a batch.")] = 250_000,
+    turns: Annotated[int, typer.Option(help="Jobs of each kind; the median counts.")] = 3,
+    process: Annotated[bool, typer.Option("--process", help="Python per key instead of a vectorised step.")] = False,
+    parallelism: Annotated[int, typer.Option(help="Subtasks, and cores for Spark.")] = 2,
+    work_dir: Annotated[Path | None, typer.Option(help="Folder for input, state and output; emptied again.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Measure what it costs that a page is open and that metrics are scraped every second."""
+    with _errors_told():
+        parameters = observation.Parameters(
+            rows=rows,
+            keys=keys,
+            batch_rows=batch_rows,
+            turns=turns,
+            operator="process" if process else "aggregate",
+            parallelism=parallelism,
+        )
+        with ProgressOnStderr() as progress:
+            result = observation.run(parameters, progress.say, work_dir)
+    _print(result, as_json, observation.show)
 
 
 @app.command("rescale")

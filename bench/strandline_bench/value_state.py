@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -88,7 +88,7 @@ def run(parameters: Parameters, say: Say, work_dir: Path | None = None) -> dict[
     spark = session(parameters.parallelism, parameters.rows // parameters.batch_rows)
     try:
         workload = Workload(home / "files", parameters.keys, parameters.value_bytes)
-        load = _load_files(workload, parameters, say)
+        load = load_files(workload, parameters, say)
         ours: dict[str, Any] = {
             name: Measured(name, spark, parameters, home / name, say).everything(workload, load)
             for name in parameters.operators
@@ -112,7 +112,8 @@ def run(parameters: Parameters, say: Say, work_dir: Path | None = None) -> dict[
     }
 
 
-def _load_files(workload: Workload, parameters: Parameters, say: Say) -> list[InputFile]:
+def load_files(workload: Workload, parameters: Parameters, say: Say) -> list[InputFile]:
+    """The input: rows of random keys, in files of one batch each."""
     files: list[InputFile] = []
     left = parameters.rows
     while left:
@@ -134,13 +135,16 @@ class Measured:
         home: Path,
         say: Say,
         label: str | None = None,
+        options: Mapping[str, Any] = {},
     ) -> None:
+        """`options` are further options of the job."""
         self._name = name
         self._label = label or name
         self._spark = spark
         self._parameters = parameters
         self._home = home
         self._say = say
+        self._options = options
         self._files: list[InputFile] = []
 
     def everything(self, workload: Workload, load: Sequence[InputFile]) -> dict[str, Any]:
@@ -152,12 +156,15 @@ class Measured:
         self.check(workload)
         return {**figures, "verified": True}
 
-    def load(self, files: Sequence[InputFile]) -> tuple[sl.JobRun, dict[str, Any]]:
+    def load(
+        self, files: Sequence[InputFile], on_start: Callable[[sl.JobRun], None] = lambda _run: None
+    ) -> tuple[sl.JobRun, dict[str, Any]]:
         """Start the job and process `files`; the run stays alive."""
         self._offer(files)
         watch = Stopwatch()
         run = self._start()
         started = watch.seconds
+        on_start(run)
         query = self._spark.streams.active[0]
         with watched(query, f"{self._label}: rows", files, self._say):
             run.process_all_available()
@@ -237,6 +244,7 @@ class Measured:
             state_backend=parameters.backend,
             state_memory=parameters.memory,
             parallelism=parameters.parallelism,
+            **self._options,
         )
         job = sl.Job(f"value-state-{self._name}", self._spark, config)
         reader = self._spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)

@@ -1,4 +1,4 @@
-"""The benchmarks of restoring measure what they say, and refuse what cannot be measured."""
+"""The benchmarks of restoring, reading and watching state measure what they say, and refuse what cannot be measured."""
 
 from __future__ import annotations
 
@@ -56,10 +56,23 @@ def test_reading_state_is_measured_and_verified(tmp_path: Path) -> None:
     assert min(figures["rows_per_s"] for figures in result["readers"].values()) > 0
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_cost_of_being_seen_is_measured_and_verified(tmp_path: Path) -> None:
+    sizes = ["--rows", "30000", "--batch-rows", "10000", "--keys", "1000", "--turns", "1"]
+    command = [*BENCH, "observation", *sizes, "--work-dir", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    result = json.loads(done.stdout)
+    assert result["verified"]
+    assert min(result["median_rows_per_s"].values()) > 0
+    assert [watcher["requests"] > 0 for watcher in result["watcher"]] == [True]
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (["state-reader", "--keys", "0"], "--keys"),
+        (["observation", "--turns", "0"], "--turns"),
         (["rescale", "--from", "3", "--to", "3"], "--from and --to must differ"),
         (["rescale", "--keys", "0"], "--keys"),
         (["recovery", "--storage-rate", "0"], "--storage-rate"),

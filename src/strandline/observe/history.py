@@ -98,7 +98,9 @@ class RunHistory:
         self._next = self._clock() + WRITE_SECONDS
         self._early -= 1.0
         self._soon = False
-        whole = whole or self._number % PARTS_PER_WHOLE == PARTS_PER_WHOLE - 1
+        # A whole part of this number may be there, if a write failed.
+        tried = self._paths.history_part(*self._run, self._number, whole=True) in self._files
+        whole = whole or tried or self._number % PARTS_PER_WHOLE == PARTS_PER_WHOLE - 1
         path = self._paths.history_part(*self._run, self._number, whole=whole)
         events = self._record.all() if whole else self._record.fresh()
         # Known before it is written: a write that fails may have happened all the same.

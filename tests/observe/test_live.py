@@ -56,7 +56,7 @@ def check_sums(facts: JobFacts) -> None:
 
 def test_the_facts_of_a_job_follow_it_through_its_life(tmp_path: Path, spark: SparkSession) -> None:
     place = Place(tmp_path, spark)
-    options: dict[str, Any] = {"changelog": True, "checkpoint_interval": "1h", "savepoint_dir": str(tmp_path / "saved")}
+    options: dict[str, Any] = {"checkpoint_interval": "1h", "savepoint_dir": str(tmp_path / "saved")}
     secrets: dict[str, Any] = {
         "storage_options": {"secret_access_key": "hunter2-hunter2"},
         "rest_token": "hunter2-hunter2",
@@ -104,12 +104,17 @@ def test_the_facts_of_a_job_follow_it_through_its_life(tmp_path: Path, spark: Sp
         place.write(ROWS[3])
         run.process_all_available()
         taken = live(run).trigger_checkpoint()
+        assert taken.completed_time is not None
+        assert taken.trigger_time < max(one.ack_time for one in taken.subtasks) <= taken.completed_time
+        full = live(run).trigger_checkpoint(full=True)
+        assert taken.checkpointed_bytes < taken.full_bytes == full.full_bytes == full.checkpointed_bytes
         path = live(run).savepoint(None, "native")
         assert Path(path).parent == tmp_path / "saved"
         facts = facts_when(run, "the savepoint", lambda now: now.checkpoints.last_savepoint)
         assert facts.checkpoints.last_savepoint is not None
         assert facts.checkpoints.last_savepoint.path == path
-        assert taken in facts.checkpoints.history
+        assert facts.checkpoints.last_savepoint.savepoint_format == "native"
+        assert [one.discarded for one in facts.checkpoints.history if one.id in (taken.id, full.id)] == [True, False]
         assert facts.checkpoints.counts.completed == len(facts.checkpoints.history)
         assert facts.samples[-1].rows_per_second > 0
         assert msgspec.json.decode(msgspec.json.encode(facts), type=JobFacts) == facts

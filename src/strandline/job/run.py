@@ -136,13 +136,16 @@ class JobRun:
         """Returns the failures that the run recovered from, oldest first: what was rebuilt, and from where."""
         return self._run.recoveries()
 
-    def trigger_checkpoint(self) -> CheckpointStats:
+    def trigger_checkpoint(self, *, full: bool = False) -> CheckpointStats:
         """Takes a checkpoint now, and returns its figures when it is complete.
 
-        Raises `CheckpointError` if the checkpoint fails or if nothing was processed yet, and `JobFailedError` if the
-        run is over.
+        With `full`, it uploads the whole state, also the files that the last checkpoint holds. Later checkpoints build
+        on the new copies.
+
+        Raises `CheckpointError` if the checkpoint fails or if nothing was processed yet, `ConfigError` if it is to be
+        full and the job has a changelog, and `JobFailedError` if the run is over.
         """
-        return self._run.trigger_checkpoint()
+        return self._run.trigger_checkpoint(full)
 
     def rescale(self, parallelism: int) -> Rescaling:
         """Changes the number of subtasks to `parallelism` while the run goes on, and returns what that took.

@@ -164,10 +164,8 @@ class LiveJob:
     # --- JobControl ------------------------------------------------------------------------------
 
     def trigger_checkpoint(self, full: bool = False) -> CheckpointStats:
-        """Take a checkpoint now, and return its figures when it is complete."""
-        if full:
-            raise ConfigError("a full checkpoint cannot be asked for yet; take a savepoint, which is always full")
-        return self._run.trigger_checkpoint()
+        """Take a checkpoint now, and return its figures when it is complete. A `full` one uploads the whole state."""
+        return self._run.trigger_checkpoint(full)
 
     def savepoint(self, directory: str | None, format: SavepointFormat) -> str:
         """Write a savepoint, and return its path. Without a directory, it goes to the option `savepoint_dir`."""

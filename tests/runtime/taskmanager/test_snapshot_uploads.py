@@ -334,3 +334,32 @@ def test_a_task_manager_that_gets_a_subtask_while_a_checkpoint_completes_does_no
     assert take(after, "1.sst", "3.sst") == replace(third, checkpoint_id=4)
     for uploader in (before, after):
         uploader.close()
+
+
+def test_a_full_checkpoint_uploads_what_the_last_one_holds_and_later_ones_build_on_the_new_copies(
+    tmp_path: Path,
+) -> None:
+    storage = LocalStorage(str(tmp_path / "durable"))
+    coordinator = CheckpointCoordinator(interval=1.0, subtasks=[("count", 0)], num_retained=1)
+    shape = JobShape("visits", 1, 1, 4, ("count",))
+    uploader = SnapshotUploader(storage, "visits", upload_settings(), threads=1)
+
+    def take(full: bool) -> tuple[int, set[str]]:
+        """How many bytes were uploaded, and the files of the checkpoint."""
+        number = coordinator.trigger(0.0, 0.0, 1).id
+        (ack,) = uploader.upload(number, [snapshot(tmp_path / "slot", {"1.sst": 50_000, "2.sst": 50_000})], full=full)
+        coordinator.acknowledge(number, "count", 0, ack)
+        plan = coordinator.prepare_completion(number, 0.0, shape=shape, source=SourcePosition(0, {}))
+        storage.delete([handle.path for handle in coordinator.confirm_completion(number, 0.0).delete])
+        uploader.completed(number, {})
+        files = dict(keyed_files(plan.metadata.subtasks))
+        assert verify_files(storage, files.values(), threads=1) == {}
+        assert {file.path for file in storage.list()} == {handle.path for handle in files.values()}
+        return ack.checkpointed_bytes, {handle.path for handle in files.values()}
+
+    (first, old), (second, same), (third, new), (fourth, still) = take(False), take(False), take(True), take(False)
+    assert (first, second, third, fourth) == (100_000, 0, 100_000, 0)
+    assert old == same
+    assert not old & new
+    assert new == still
+    uploader.close()

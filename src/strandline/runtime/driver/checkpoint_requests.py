@@ -58,6 +58,8 @@ class Waiters:
 
     def __init__(self) -> None:
         self._requested: list[Future[CheckpointStats]] = []
+        self._full = False
+        """Whether somebody among them wants a full checkpoint."""
         self._begun: dict[int, list[Future[CheckpointStats]]] = {}
 
     @property
@@ -70,15 +72,18 @@ class Waiters:
         """The ids of the checkpoints and savepoints that were triggered and have not ended."""
         return tuple(self._begun)
 
-    def request(self) -> Future[CheckpointStats]:
-        """A future for the next checkpoint that begins."""
+    def request(self, full: bool = False) -> Future[CheckpointStats]:
+        """A future for the next checkpoint that begins. If it is to be `full`, it uploads the whole state."""
         future: Future[CheckpointStats] = Future()
         self._requested.append(future)
+        self._full |= full
         return future
 
-    def begin_checkpoint(self, checkpoint_id: int) -> None:
-        """Everybody who waits for a checkpoint to begin waits for this one to end."""
+    def begin_checkpoint(self, checkpoint_id: int) -> bool:
+        """Everybody who waits for a checkpoint to begin waits for this one to end. Returns whether it is to be full."""
         self._begun[checkpoint_id], self._requested = self._requested, []
+        full, self._full = self._full, False
+        return full
 
     def begin_savepoint(self, checkpoint_id: int, future: Future[CheckpointStats]) -> None:
         """The one caller who requested this savepoint waits for it to end."""

@@ -188,13 +188,15 @@ class Checkpoints:
 
     # --- on request ----------------------------------------------------------------------------------
 
-    def take(self, heal: Callable[[], None] | None = None) -> CheckpointStats | None:
+    def take(self, heal: Callable[[], None] | None = None, *, full: bool = False) -> CheckpointStats | None:
         """Take a checkpoint of everything committed so far, and wait until it is complete.
+
+        A `full` one uploads the whole state, also the files that the last checkpoint holds.
 
         Returns None if nothing was ever committed. If a lost slot interrupts the checkpoint, it is taken again once
         the slot is back; `heal` replaces lost slots where nobody else does.
         """
-        return self._take(self._waiters.request, heal)
+        return self._take(lambda: self._waiters.request(full), heal)
 
     def savepoint(
         self, make_target: Callable[[], SavepointTarget], heal: Callable[[], None] | None = None
@@ -340,9 +342,9 @@ class Checkpoints:
                 assert committed is not None
                 due = now if forced else self._coordinator.due_at()
                 pending = self._coordinator.trigger(now, due, committed.batch, epoch=time.time() - now)
-                self._waiters.begin_checkpoint(pending.id)
+                full = self._waiters.begin_checkpoint(pending.id)
                 files = self._inputs.sink_files(committed.batch)
-            self._barrier(pending.id, committed, files, self._freeze_for_checkpoint)
+            self._barrier(pending.id, committed, files, partial(self._freeze_for_checkpoint, full=full))
 
     def _trigger_savepoint(self) -> None:
         with self._lock:
@@ -382,8 +384,8 @@ class Checkpoints:
         except StrandlineError as error:
             self._fail(checkpoint_id, str(error))
 
-    def _freeze_for_checkpoint(self, checkpoint_id: int) -> None:
-        for ack in self._cluster.barrier(checkpoint_id, self._timeout):
+    def _freeze_for_checkpoint(self, checkpoint_id: int, *, full: bool) -> None:
+        for ack in self._cluster.barrier(checkpoint_id, self._timeout, full):
             self._acknowledge(checkpoint_id, ack)
 
     # --- how a checkpoint ends -----------------------------------------------------------------------

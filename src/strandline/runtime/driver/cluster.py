@@ -428,12 +428,13 @@ class Cluster(CoordinatorCalls):
 
     # --- checkpoints -------------------------------------------------------------------------------
 
-    def barrier(self, checkpoint_id: int, timeout: float) -> list[SubtaskAck]:
-        """Have every slot freeze its state; uploads go on in the background.
+    def barrier(self, checkpoint_id: int, timeout: float, full: bool = False) -> list[SubtaskAck]:
+        """Have every slot freeze its state; uploads go on in the background. A `full` one uploads the whole state.
 
         Returns the acknowledgements that are ready at once: all of them, as a rule, with the changelog.
         """
-        answers = self._every_task_manager(TaskManagerClient.take_checkpoint, TakeCheckpoint(checkpoint_id, timeout))
+        request = TakeCheckpoint(checkpoint_id, timeout, full)
+        answers = self._every_task_manager(TaskManagerClient.take_checkpoint, request)
         return [ack for acks in answers.values() for ack in acks]
 
     def savepoint(self, checkpoint_id: int, target: SavepointTarget, timeout: float) -> None:

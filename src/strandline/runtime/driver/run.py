@@ -378,9 +378,14 @@ class Run:
         """The run's recoveries, oldest first."""
         return list(self._generations.cluster.recoveries) if self._generations.cluster is not None else []
 
-    def trigger_checkpoint(self) -> CheckpointStats:
-        """Take a checkpoint now, and return when it is complete."""
-        taken = self._in_generation(lambda generation: generation.checkpoints.take())
+    def trigger_checkpoint(self, full: bool = False) -> CheckpointStats:
+        """Take a checkpoint now, and return when it is complete. A `full` one uploads the whole state."""
+        if full and self._config.changelog:
+            raise ConfigError(
+                f"job {self.name!r} has a changelog, so its checkpoints build on the last materialization; for a copy "
+                "of the whole state, take a savepoint"
+            )
+        taken = self._in_generation(lambda generation: generation.checkpoints.take(full=full))
         if taken is None:
             raise CheckpointError(
                 f"job {self.name!r} has not processed anything yet, so there is nothing to checkpoint"

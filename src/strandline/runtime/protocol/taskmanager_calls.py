@@ -103,6 +103,9 @@ class TakeCheckpoint(msgspec.Struct, frozen=True):
     checkpoint: int
     timeout: float
     """Seconds for which the driver waits for the answer."""
+    full: bool = False
+    """Whether the whole state is uploaded, also the files that the last checkpoint holds. Without effect with the
+    changelog, whose checkpoints always build on the last materialization."""
 
 
 class TakeSavepoint(msgspec.Struct, frozen=True):

@@ -64,8 +64,8 @@ class Durability(ABC):
     # --- checkpoints -----------------------------------------------------------------------------
 
     @abstractmethod
-    def barrier(self, checkpoint_id: int) -> SlotAnswers[list[SubtaskAck]]:
-        """Take the barrier of a checkpoint; nothing commits meanwhile.
+    def barrier(self, checkpoint_id: int, full: bool = False) -> SlotAnswers[list[SubtaskAck]]:
+        """Take the barrier of a checkpoint; nothing commits meanwhile. See `TakeCheckpoint` for `full`.
 
         The answer has the acknowledgements that are ready at once. The others reach the driver later.
         """
@@ -125,9 +125,9 @@ class SnapshotDurability(Durability):
     def committed(self, batch: int) -> None:
         pass
 
-    def barrier(self, checkpoint_id: int) -> SlotAnswers[list[SubtaskAck]]:
+    def barrier(self, checkpoint_id: int, full: bool = False) -> SlotAnswers[list[SubtaskAck]]:
         frozen = self._slots.freeze_all(Freeze(checkpoint_id))
-        self._background.start_upload(frozen, checkpoint_id, partial(self._uploader.upload, checkpoint_id))
+        self._background.start_upload(frozen, checkpoint_id, partial(self._uploader.upload, checkpoint_id, full=full))
         return SlotAnswers({index: [] for index in frozen.values}, frozen.failures)
 
     def completed(self, checkpoint_id: int, replaced: dict[str, FileHandle]) -> None:
@@ -177,7 +177,7 @@ class ChangelogDurability(Durability):
     def committed(self, batch: int) -> None:
         self._changelog.queue.commit(batch)
 
-    def barrier(self, checkpoint_id: int) -> SlotAnswers[list[SubtaskAck]]:
+    def barrier(self, checkpoint_id: int, full: bool = False) -> SlotAnswers[list[SubtaskAck]]:
         acks: dict[int, list[SubtaskAck]] = {slot.spec.index: [] for slot in self._slots.all()}
         generation = self._slots.generation
         barrier = self._changelog.barrier(checkpoint_id)

@@ -276,7 +276,7 @@ class TaskManager(TaskManagerCalls):
 
     def take_checkpoint(self, request: TakeCheckpoint) -> SlotAnswers[list[SubtaskAck]]:
         with log_context(checkpoint=request.checkpoint):
-            return self._durability.barrier(request.checkpoint)
+            return self._durability.barrier(request.checkpoint, request.full)
 
     def take_savepoint(self, request: TakeSavepoint) -> SlotAnswers[None]:
         frozen = self._slots.freeze_all(Freeze(request.checkpoint, request.canonical))

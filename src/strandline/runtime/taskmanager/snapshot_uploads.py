@@ -89,6 +89,7 @@ class _Upload:
 
     checkpoint_id: int
     lasting: bool
+    full: bool
     begun: list[str] = field(default_factory=list)
     """Paths at which a file may be stored by now."""
     work: list[Future[None]] = field(default_factory=list)
@@ -159,18 +160,19 @@ class SnapshotUploader:
             self.forget([subtask for subtask, base in self._bases.items() if base < checkpoint_id])
 
     def upload(
-        self, checkpoint_id: int, snapshots: Sequence[SubtaskSnapshot], lasting: bool = False
+        self, checkpoint_id: int, snapshots: Sequence[SubtaskSnapshot], lasting: bool = False, full: bool = False
     ) -> list[SubtaskAck]:
         """Make the snapshots of all slots durable; returns their acknowledgements.
 
-        `lasting`: the snapshots are not for one checkpoint, so none of their files may go with one.
+        `lasting`: the snapshots are not for one checkpoint, so none of their files may go with one. `full`: all files
+        are uploaded, also those that the last confirmed checkpoint holds.
 
         Raises `StorageError` if a file cannot be uploaded, and `CheckpointError` if the checkpoint is given up
         meanwhile. What was uploaded until then is deleted.
         """
         started = time.perf_counter()
         files = [[_File(n, Path(p), size, i, shared, i) for n, p, size, i, shared in s.report.files] for s in snapshots]
-        upload = _Upload(checkpoint_id, lasting)
+        upload = _Upload(checkpoint_id, lasting, full)
         with self._lock:
             self._running[checkpoint_id] = upload
         try:
@@ -222,7 +224,7 @@ class SnapshotUploader:
     def _store_all(
         self, upload: _Upload, snapshots: Sequence[SubtaskSnapshot], files: Sequence[Sequence[_File]]
     ) -> None:
-        missing = self._name_known(snapshots, files)
+        missing = self._name_known(snapshots, files, upload.full)
         large: list[_File] = []
         small: list[_File] = []
         for file in missing:
@@ -246,10 +248,12 @@ class SnapshotUploader:
                 raise _given_up(upload.checkpoint_id) from None
             raise
 
-    def _name_known(self, snapshots: Sequence[SubtaskSnapshot], files: Sequence[Sequence[_File]]) -> list[_File]:
+    def _name_known(
+        self, snapshots: Sequence[SubtaskSnapshot], files: Sequence[Sequence[_File]], full: bool
+    ) -> list[_File]:
         """Name the files that the last confirmed checkpoint holds; returns the files that must be uploaded.
 
-        Small files in a pack that is mostly unneeded must be uploaded again, too.
+        Small files in a pack that is mostly unneeded must be uploaded again, too, and all files if `full`.
         """
         known: list[tuple[_File, _Held]] = []
         missing: list[_File] = []
@@ -266,7 +270,7 @@ class SnapshotUploader:
             needed[held.handle.path] += held.handle.size
         for file, held in known:
             file.stored_identity = held.identity
-            if held.handle.whole > needed[held.handle.path] * self._settings.max_amplification:
+            if full or held.handle.whole > needed[held.handle.path] * self._settings.max_amplification:
                 # Under its old identity the registry would keep the first copy.
                 file.stored_identity = f"{held.identity.partition('+')[0]}+{uuid.uuid4().hex[:8]}"
                 missing.append(file)

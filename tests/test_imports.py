@@ -21,7 +21,7 @@ BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases logs
 
 MAY_IMPORT: dict[str, str] = {
     # What users import. `strandline` itself is the list of public names.
-    "strandline": "job observe sinks operators state state_reader config checkpoint runtime.driver runtime.protocol "
+    "strandline": "logs job observe sinks operators state state_reader config checkpoint runtime.driver runtime.protocol "
     "errors",
     "job": f"rest observe sinks progress runtime.driver {BELOW_RUNTIME}",
     "sinks": "errors",
@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, str] = {
     "runtime.driver.restore": f"sinks runtime.protocol {BELOW_RUNTIME}",
     "runtime.driver.tick_source": "pyspark_releases",
     "runtime.task": f"runtime.protocol runtime.liveness {BELOW_RUNTIME}",
-    "runtime.taskmanager": "runtime.protocol runtime.liveness checkpoint state storage config logs errors",
+    "runtime.taskmanager": "runtime.protocol runtime.liveness checkpoint state storage config logs errors redaction",
     "runtime.slot": f"runtime.protocol runtime.liveness state_files {BELOW_RUNTIME}",
     # Frozen processes and dead threads, whatever they do.
     "runtime.liveness": "errors",

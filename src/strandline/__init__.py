@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from strandline.job.run import JobRun
     from strandline.job.stream import Stream
     from strandline.job.windowed_stream import WindowedStream
+    from strandline.logs import configure_logging
     from strandline.observe.facts import Finding
     from strandline.operators.aggregate.arrow_aggregate import ArrowAggregate
     from strandline.operators.aggregate.functions import (
@@ -160,6 +161,7 @@ __all__ = [
     "approx_count_distinct",
     "avg",
     "collect_list",
+    "configure_logging",
     "count",
     "first",
     "last",
@@ -190,6 +192,7 @@ _NAMES = {
     "strandline.job.stream": "Stream",
     "strandline.job.windowed_stream": "WindowedStream",
     "strandline.observe.facts": "Finding",
+    "strandline.logs": "configure_logging",
     "strandline.operators.aggregate.functions": "Aggregate approx_count_distinct avg collect_list count first last "
     "max min sum",
     "strandline.operators.aggregate.arrow_aggregate": "ArrowAggregate",

@@ -143,6 +143,16 @@ def configure_logging(format: LogFormat = "text", level: int | str = "INFO") -> 
     os.environ[FORMAT_VARIABLE] = chosen
 
 
+def configure_from_environment() -> LogFormat:
+    """What `STRANDLINE_LOG_FORMAT` asks for: `configure_logging` with that format, unless it was called before."""
+    chosen = environment_format()
+    if os.environ.get(FORMAT_VARIABLE):
+        logger = logging.getLogger(LOGGER)
+        if not any(isinstance(handler, _OwnHandler) for handler in logger.handlers):
+            configure_logging(chosen)
+    return chosen
+
+
 class _OwnHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generic for type checkers only
     """The handler that `configure_logging` adds, so that a second call can replace it."""
 

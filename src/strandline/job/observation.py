@@ -32,6 +32,7 @@ class Observation:
         """What is known about the run; None if that cannot be found out."""
         self._served: Served | None = None
         self._config = run.config
+        self._keep_logs = run.keep_logs
         try:
             self.job = LiveJob(run, graph, spark_version)
             self.job.start()
@@ -77,6 +78,7 @@ class Observation:
             self.job.at_end(register(self.job, self._config, url, token).close)
         except Exception:
             log.exception("job %s is not registered", self.job.name)
+        self.job.at_end(self._keep_logs)
         if self._served is not None:
             self.job.at_end(self._served.close)
 

@@ -155,11 +155,11 @@ class LiveJob:
 
     def processes(self) -> Sequence[str]:
         """The names of the processes whose logs can be read."""
-        return ()
+        return self._run.log_processes()
 
     def log(self, process: str, max_bytes: int = 100_000) -> LogText:
         """The end of the log of a process. Raises `StrandlineError` if there is none."""
-        raise StrandlineError(f"job {self.name!r} has no log of {process!r}")
+        return self._run.read_log(process, max_bytes)
 
     # --- JobControl ------------------------------------------------------------------------------
 

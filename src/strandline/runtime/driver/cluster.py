@@ -26,6 +26,7 @@ from strandline.runtime.driver.recoveries import (
     slot_recovery,
 )
 from strandline.runtime.driver.restore.savepoints import SavepointTarget
+from strandline.runtime.driver.run_logs import RunLogs
 from strandline.runtime.driver.slot_samples import SlotSample
 from strandline.runtime.driver.task_managers import Answers, TaskManagers
 from strandline.runtime.protocol.address import Address, is_local_master
@@ -40,6 +41,7 @@ from strandline.runtime.protocol.coordinator_calls import (
 )
 from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.folders import DRIVER_SOCKET, socket_folder
+from strandline.runtime.protocol.logs import slot_log
 from strandline.runtime.protocol.messages import (
     Rebuilt,
     RunInfo,
@@ -154,6 +156,7 @@ class Cluster(CoordinatorCalls):
         )
         self.run = make_run(self._server.address)
         self._managers = TaskManagers(self.run.heartbeat_timeout)
+        self.logs = RunLogs(self.run, self._managers, self._home_of)
 
     # --- what task managers and relays ask ---------------------------------------------------------
 
@@ -484,6 +487,10 @@ class Cluster(CoordinatorCalls):
         answers = self._managers.ask(self._managers, TaskManagerClient.describe, NOTHING)
         return [answer for _identity, answer in answers if not isinstance(answer, StrandlineError)]
 
+    def _home_of(self, process: str) -> str | None:
+        """The task manager that runs a slot now, by the name of its log."""
+        return next((place.manager for index, place in list(self._places.items()) if slot_log(index) == process), None)
+
     # --- calling -----------------------------------------------------------------------------------
 
     def _every_slot(
@@ -552,7 +559,7 @@ class Cluster(CoordinatorCalls):
         May be called again, for those that another thread has waited for too long.
         """
         self._closed = True
-        self._managers.end(patience)
+        self._managers.end(patience, self.logs.collect)
         self._server.close()
         with suppress(OSError):  # a task manager of this host is still there, and will remove the folder
             socket_folder(self._run_id).rmdir()

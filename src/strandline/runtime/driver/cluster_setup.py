@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from strandline.config import Config
 from strandline.errors import ConfigError
+from strandline.logs import configure_from_environment
 from strandline.pyspark_releases import check_supported
 from strandline.runtime.driver.certificate import run_tls
 from strandline.runtime.driver.cluster import Cluster
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 def make_cluster(job: str, run_id: str, spark: SparkSession, config: Config) -> Cluster:
     """A cluster without task managers. Raises `ConfigError` for settings that do not fit Spark or this host."""
     _check_spark(spark, config)
+    log_format = configure_from_environment()
     context = spark.sparkContext
     secret = secrets.token_hex(32)
     bind_host = default_bind_host(str(context.master), config.bind_host)
@@ -51,6 +53,7 @@ def make_cluster(job: str, run_id: str, spark: SparkSession, config: Config) -> 
             local_recovery=config.local_recovery,
             changelog=_changelog(config),
             tls=tls,
+            log_format=log_format,
             sys_path=[os.path.abspath(entry) for entry in sys.path if entry] + [os.getcwd()],
         )
 

@@ -41,6 +41,7 @@ from strandline.runtime.driver.run_figures import run_figures
 from strandline.runtime.driver.run_records import RunRecords
 from strandline.runtime.driver.slot_samples import SlotSample
 from strandline.runtime.driver.status import RunStatus
+from strandline.runtime.protocol.logs import LogText
 from strandline.runtime.protocol.profiles import Folded, Profile
 
 if TYPE_CHECKING:
@@ -538,6 +539,24 @@ class Run:
             raise StrandlineError(f"job {self.name!r} has no subtask {subtask}; there are 0 to {parallelism - 1}")
         assert self._generations.cluster is not None
         return self._generations.cluster.profile(subtask, Profile(seconds, hz))
+
+    def log_processes(self) -> tuple[str, ...]:
+        """The names of the processes whose logs can be read, now or after the end of the run."""
+        cluster = self._generations.cluster
+        return () if cluster is None else cluster.logs.processes()
+
+    def read_log(self, process: str, max_bytes: int = 100_000) -> LogText:
+        """The end of the log of a process. Raises `StrandlineError` if there is none."""
+        cluster = self._generations.cluster
+        if cluster is None:
+            raise StrandlineError(f"job {self.name!r} has not begun, so there is no log of {process!r}")
+        return cluster.logs.read(process, max_bytes)
+
+    def keep_logs(self) -> None:
+        """After the end of the run: write the ends of its logs into the job's history. Never raises."""
+        cluster = self._generations.cluster
+        if cluster is not None:
+            cluster.logs.keep_durably()
 
     def figures(self) -> RunFigures:
         """Figures of the run: fresh ones while a generation runs, else the last ones."""

@@ -171,11 +171,14 @@ class TaskManagers:
         for known in list(self._known.values()):
             known.client.abandon()
 
-    def end(self, patience: float) -> None:
-        """End all task managers and their slots. Those that have not answered after `patience` seconds are killed."""
+    def end(self, patience: float, before: Callable[[TaskManagerClient], None] = lambda _client: None) -> None:
+        """End all task managers and their slots. Those that have not answered after `patience` seconds are killed.
+
+        `before` is called for each task manager when its slots have ended.
+        """
         known = list(self._known.values())
         pool = ThreadPoolExecutor(max(1, len(known)), thread_name_prefix="task-manager-ends")
-        ending = {pool.submit(_end, one.client): one for one in known}
+        ending = {pool.submit(_end, one.client, before): one for one in known}
         ended, _late = wait(ending, patience)
         for future, one in ending.items():
             if future not in ended or not future.result():
@@ -185,7 +188,7 @@ class TaskManagers:
         self._pool.shutdown(wait=False)
 
 
-def _end(client: TaskManagerClient) -> bool:
+def _end(client: TaskManagerClient, before: Callable[[TaskManagerClient], None]) -> bool:
     """Ask a task manager to end; False if it does not answer."""
     try:
         client.stop_slots(NOTHING)
@@ -193,6 +196,7 @@ def _end(client: TaskManagerClient) -> bool:
         return False
     except StrandlineError as error:
         log.warning("slots could not be stopped: %s", error)
+    before(client)
     try:
         client.shutdown(NOTHING)
         return True

@@ -10,7 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from strandline.errors import StrandlineError
+from strandline.redaction import without_values
 from strandline.runtime.protocol.logs import (
     KEPT_BYTES,
     KEPT_RUNS,
@@ -31,6 +34,8 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 5.0
 """Seconds between two looks at the sizes of log files."""
+MOST_KEPT_BYTES: Final = 8_000_000
+"""So many bytes of the ends of all logs a host gives: of many logs, shorter ends."""
 KEEP_PATIENCE: Final = 10.0
 """Seconds that storage gets to take the ends of logs when the driver is gone."""
 
@@ -47,12 +52,15 @@ class RunLogs:
         return log_names(self.folder)
 
     def read(self, request: ReadLog) -> LogText:
-        return read_end(self.folder, request)
+        end = read_end(self.folder, request)
+        # Log lines hold no secrets. What user code and libraries print may.
+        return msgspec.structs.replace(end, text=without_values(end.text, self._run.secrets))
 
     def ends(self) -> dict[str, LogText]:
         """The ends of all logs; those of task managers first."""
         names = sorted(self.names(), key=lambda name: (name.startswith("slot-"), len(name), name))
-        return {name: self.read(ReadLog(name, KEPT_BYTES)) for name in names[:MOST_LOGS]}
+        each = min(KEPT_BYTES, MOST_KEPT_BYTES // max(1, len(names)))
+        return {name: self.read(ReadLog(name, each)) for name in names[:MOST_LOGS]}
 
     def look(self) -> None:
         """Bound the files that have grown too large. Cheap enough to be called every second."""

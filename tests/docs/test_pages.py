@@ -23,7 +23,7 @@ REPOSITORY = [
     for path in (ROOT / folder).rglob("*")
     if "__pycache__" not in path.parts
 ] + [f"/{path.name}{'/' if path.is_dir() else ''}" for path in ROOT.iterdir()]
-MADE_FOLDERS = {"log/", "shared/", "chk-N/", "sp/", "site/", ".matrix/"}
+MADE_FOLDERS = {"log/", "history/", "shared/", "chk-N/", "sp/", "site/", ".matrix/"}
 """Folders that pages name and that jobs and make targets make. They are not part of the repository."""
 
 

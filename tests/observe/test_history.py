@@ -121,6 +121,7 @@ def test_a_run_that_did_not_end_and_whose_process_is_gone_has_lost_its_driver(tm
     found = facts_in(storage)
     assert found.driver_lost
     assert not found.runs
+    assert [finding.rule for finding in found.health][:1] == ["driver-lost"]
     assert found.status is RunStatus.RUNNING
     assert [one.id for one in found.checkpoints.history] == [1, 2]
     assert found.checkpoints.counts == CheckpointCounts(total=2, completed=2)

@@ -11,6 +11,7 @@ import msgspec
 
 from strandline.errors import HistoryError, NotFoundError
 from strandline.observe.facts import Finding, JobFacts
+from strandline.observe.health import findings
 from strandline.observe.history import KEPT_RUNS
 from strandline.observe.history_format import MAX_FILE_BYTES, Part, decode_head, decode_part
 from strandline.observe.history_merge import RunFacts, merged
@@ -91,8 +92,10 @@ class HistoryReader:
                 facts.append(self._run(entry, runs[run].parts, notes))
                 checkpoints += sum(len(events.checkpoints) for events in facts[-1].events)
         whole = merged(facts, self._storage.url, self._paths.job)
-        findings = tuple(_finding(note) for note in notes)
-        return JobHistory(msgspec.structs.replace(whole, health=findings + whole.health), tuple(found), tuple(notes))
+        # The findings of a run that is alive are its own. Of one that is gone, only its facts are left.
+        health = whole.health if found[0].alive else findings(msgspec.structs.replace(whole, health=()))
+        health += tuple(_finding(note) for note in notes)
+        return JobHistory(msgspec.structs.replace(whole, health=health), tuple(found), tuple(notes))
 
     def _listed(self) -> Mapping[tuple[int, str], _Files]:
         runs: dict[tuple[int, str], _Files] = {}

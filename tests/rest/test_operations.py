@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from strandline.checkpoint.metadata import encode
+from strandline.rest.flink_operations import checkpoint_progress
 from strandline.runtime.driver.status import RunStatus
+from tests.factories import checkpoint_metadata
 from tests.observe.generated import generated_facts
 from tests.rest.served import Client, GivenJob, serving
 from tests.rest.steered import SteeredJob
@@ -175,6 +179,22 @@ def test_bad_requests_get_a_clear_answer(
     assert job.asked == []
 
 
+def test_a_savepoint_is_disposed_of_and_nothing_else(server: Client, tmp_path: Path) -> None:
+    folder = tmp_path / "savepoint-visits-1"
+    folder.mkdir()
+    (folder / "_metadata").write_bytes(encode(checkpoint_metadata(3, kind="savepoint", subtasks=())))
+    other = tmp_path / "chk-3"
+    other.mkdir()
+    (other / "_metadata").write_bytes(encode(checkpoint_metadata(3)))
+    for place, gone in ((folder, True), (other, False), (tmp_path, False), (tmp_path / "none", False)):
+        id = started(server, "POST", "/savepoint-disposal", {"savepoint-path": str(place)})
+        cause = ended(server, f"/savepoint-disposal/{id}").get("failure-cause")
+        assert (cause is None) == gone
+    assert not folder.exists()
+    assert (other / "_metadata").exists()
+    assert server("POST", "/savepoint-disposal", {}).status == 400
+
+
 def test_only_so_many_operations_are_in_progress(server: Client, job: SteeredJob) -> None:
     for _ in range(16):
         started(server, "POST", "/jobs/visits/checkpoints")
@@ -185,8 +205,6 @@ def test_only_so_many_operations_are_in_progress(server: Client, job: SteeredJob
 
 def test_a_savepoint_in_progress_tells_its_subtasks_and_bytes() -> None:
     """The facts of generated jobs lie in the past; so this one begins then as well."""
-    from strandline.rest.flink_operations import checkpoint_progress
-
     facts = generated_facts(checkpoints=17)
     began = int(facts.checkpoints.history[-1].trigger_time * 1000)
     progress = checkpoint_progress(facts, began, savepoint=True)

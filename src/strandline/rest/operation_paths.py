@@ -14,7 +14,8 @@ from strandline.rest.answers import RestError
 from strandline.rest.flink_jobs import max_parallelism
 from strandline.rest.service import Body, JobId, Service, Shown, control_of, decoded, facts_of, json, schemas
 from strandline.rest.triggers import Kind, Progress, Say
-from strandline.runtime.driver.restore.savepoints import SavepointFormat
+from strandline.runtime.driver.restore.disposal import dispose_savepoint
+from strandline.runtime.driver.restore.savepoints import SavepointFormat, open_savepoint
 
 router = APIRouter()
 
@@ -132,6 +133,28 @@ def profile(jobid: JobId, shown: Shown, body: Body) -> Response:
 def profile_status(jobid: JobId, triggerid: TriggerPath, shown: Shown) -> Response:
     """The sampled stacks. Needs the token."""
     return _status(shown, jobid, triggerid, "profile")
+
+
+@router.post(
+    "/savepoint-disposal",
+    **schemas.answers(flink.TriggerResponse, 409, status=202),
+    **schemas.body(flink.DisposalRequest, required=True),
+)
+def dispose(shown: Shown, body: Body) -> Response:
+    """Delete a savepoint. The driver's own credentials must reach it."""
+    asked = decoded(body, flink.DisposalRequest)
+    id = shown.triggers.start("", "disposal", asked.triggerId, lambda _say: _dispose(asked.savepoint_path))
+    return json(flink.TriggerResponse(id), 202)
+
+
+@router.get("/savepoint-disposal/{triggerid}", **schemas.answers(flink.OperationStatus, 404))
+def disposal_status(triggerid: TriggerPath, shown: Shown) -> Response:
+    """How far the deletion of a savepoint is."""
+    return json(flink.operation_status(shown.triggers.get("", triggerid, "disposal")))
+
+
+def _dispose(path: str) -> None:
+    dispose_savepoint(*open_savepoint(path, {}))
 
 
 def _start(

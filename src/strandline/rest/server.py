@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import errno
 import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +22,9 @@ from strandline.rest.access import Access, new_token, with_token
 
 if TYPE_CHECKING:
     import uvicorn
+    from fastapi import FastAPI
+
+    from strandline.rest.triggers import Triggers
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +33,8 @@ KEPT_RUNS = 50
 """How many runs a server shows. Beyond that, those that ended first are left out."""
 START_SECONDS = 15.0
 STOP_SECONDS = 5.0
+LINGER_SECONDS = 3.0
+"""How long a process that ends waits for clients to ask for the ends of their operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,7 @@ class _Shared:
 
 
 _lock = threading.Lock()
+_running: set[_Server] = set()
 _servers: dict[tuple[int, RestSettings], _Shared] = {}
 """The servers of this process. The process id keeps a forked process from taking its parent's servers for its own."""
 
@@ -166,8 +174,18 @@ def _start(jobs: Jobs, settings: RestSettings) -> _Server:
     except BaseException:
         listening.close()
         raise
+    if not _running:
+        atexit.register(_linger)
+    _running.add(server)
     log.info("REST interface and page at %s", server.url)
     return server
+
+
+def _linger() -> None:
+    deadline = time.monotonic() + LINGER_SECONDS
+    for server in list(_running):
+        if server.pid == os.getpid():
+            server.triggers.await_told(deadline - time.monotonic())
 
 
 class _Server:
@@ -178,7 +196,9 @@ class _Server:
         self.url = _url(access.bind, listening.getsockname()[1])
         self._listening = listening
         self._ended = threading.Event()
-        self._uvicorn = _uvicorn_server(jobs, access)
+        self.pid = os.getpid()
+        app, self._uvicorn = _uvicorn_server(jobs, access)
+        self.triggers: Triggers = app.state.service.triggers
         self._thread = threading.Thread(target=self._run, name=f"strandline-rest-{self.url}", daemon=True)
 
     def start(self) -> None:
@@ -193,6 +213,7 @@ class _Server:
 
     def stop(self) -> None:
         """Stop listening, and give requests that are under way a moment to end."""
+        _running.discard(self)
         self._uvicorn.should_exit = True
         if self._thread is not threading.current_thread():
             self._thread.join(STOP_SECONDS)
@@ -208,15 +229,16 @@ class _Server:
             self._ended.set()
 
 
-def _uvicorn_server(jobs: Jobs, access: Access) -> uvicorn.Server:
+def _uvicorn_server(jobs: Jobs, access: Access) -> tuple[FastAPI, uvicorn.Server]:
     import uvicorn
 
     from strandline.rest.app import create_app
     from strandline.rest.connections import HEADER_BYTES, MAX_CONNECTIONS, BoundedProtocol
 
-    return uvicorn.Server(
+    app = create_app(jobs, access)
+    return app, uvicorn.Server(
         uvicorn.Config(
-            create_app(jobs, access),
+            app,
             loop="asyncio",
             http=BoundedProtocol,
             ws="none",

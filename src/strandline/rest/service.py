@@ -163,10 +163,12 @@ class Schemas:
         described["responses"][200]["content"] = {JSON: {"schema": {"type": "array", "items": reference(kind)}}}
         return described
 
-    def body(self, kind: type) -> dict[str, Any]:
-        """What FastAPI takes to describe the body of a request, which may be left out."""
+    def body(self, kind: type, *, required: bool = False) -> dict[str, Any]:
+        """What FastAPI takes to describe the body of a request."""
         self._types[kind.__name__] = kind
-        return {"openapi_extra": {"requestBody": {"required": False, "content": {JSON: {"schema": reference(kind)}}}}}
+        return {
+            "openapi_extra": {"requestBody": {"required": required, "content": {JSON: {"schema": reference(kind)}}}}
+        }
 
     def components(self) -> Mapping[str, Any]:
         """The schemas by their names."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,6 +21,9 @@ log = logging.getLogger(__name__)
 MOST_IN_FLIGHT = 16
 KEPT_OPERATIONS = 500
 """How many operations are remembered. Beyond that, those that ended first are forgotten."""
+
+AWAITED_SECONDS = 10.0
+"""For how long after the end of an operation its client is expected to ask for it."""
 
 Kind = Literal["checkpoint", "savepoint", "stop", "cancel", "rescale", "profile", "disposal"]
 Say = Callable[[str], None]
@@ -58,6 +62,8 @@ class Operation:
         self.ended = threading.Event()
         self.result: Any = None
         self.failure: Exception | None = None
+        self._ended_at = 0.0
+        self._told = False
 
     def say(self, text: str) -> None:
         """Note what the operation does at present."""
@@ -79,7 +85,20 @@ class Operation:
             self.failure = error
         finally:
             self._progress = _nothing
+            self._ended_at = time.monotonic()
             self.ended.set()
+
+    def tell(self) -> Operation:
+        """The operation, for somebody who asked for it."""
+        self._told |= self.ended.is_set()
+        return self
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody probably still asks for the end: it is to come, or came lately and was not told yet."""
+        if not self.ended.is_set():
+            return True
+        return not self._told and time.monotonic() - self._ended_at < AWAITED_SECONDS
 
 
 class Triggers:
@@ -131,7 +150,26 @@ class Triggers:
                 f"There is no {kinds[0]} operation of the trigger id {trigger}: it was never started on this server, "
                 f"or {KEPT_OPERATIONS} others came after it.",
             )
-        return found
+        return found.tell()
+
+    def await_told(self, seconds: float) -> None:
+        """Wait until clients have heard of the ends of their operations, for at most so many seconds.
+
+        A job that is stopped by REST often ends its process. Without this wait, the client would not learn the path
+        of the savepoint.
+        """
+        deadline = time.monotonic() + seconds
+        waited = False
+        while time.monotonic() < deadline and self._is_any_awaited():
+            waited = True
+            time.sleep(0.05)
+        if waited:
+            time.sleep(0.1)  # the answer is made, but not sent yet
+
+    def _is_any_awaited(self) -> bool:
+        with self._lock:
+            # Nobody can ask for the end of a cancellation.
+            return any(one.is_awaited for one in self._operations.values() if one.kind != "cancel")
 
     def _is_known(self, job: str, kind: Kind, trigger: str) -> bool:
         known = self._operations.get((job, trigger))

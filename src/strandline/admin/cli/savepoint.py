@@ -71,7 +71,7 @@ def _is_savepoint(subject: str) -> bool:
 
 def _look(location: str, dispose: bool, as_json: bool, storage_option: list[str] | None) -> None:
     """Show a savepoint, or delete it."""
-    from strandline.admin.savepoints import dispose_savepoint
+    from strandline.runtime.driver.restore.disposal import dispose_savepoint
     from strandline.runtime.driver.restore.savepoints import open_savepoint
 
     storage, metadata = open_savepoint(location, storage_settings(storage_option))

@@ -177,7 +177,7 @@ def _start(jobs: Jobs, settings: RestSettings) -> _Server:
     if not _running:
         atexit.register(_linger)
     _running.add(server)
-    log.info("REST interface and page at %s", server.url)
+    log.debug("REST interface and page at %s", server.url)
     return server
 
 

@@ -101,7 +101,7 @@ def test_an_operation_is_started_and_asked_for(
 def test_the_results_of_a_rescale_and_a_profile_are_given(server: Client, job: SteeredJob) -> None:
     job.go_on.set()
     rescale = started(server, "PATCH", "/jobs/visits/rescaling?parallelism=3")
-    assert ended(server, f"/jobs/visits/rescaling/{rescale}")["parallelism"] == 3
+    assert ended(server, f"/jobs/visits/rescaling/{rescale}")["rescaling"]["parallelism"] == 3
     profile = started(server, "POST", "/jobs/visits/profile", {"seconds": 1})
     folded = {"seconds": 1.0, "samples": 2, "stacks": {"main;work": 2}}
     assert ended(server, f"/jobs/visits/profile/{profile}") == folded

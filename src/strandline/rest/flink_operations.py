@@ -106,18 +106,9 @@ class CheckpointInfo(Result, frozen=True, omit_defaults=True):
 
 
 class RescaleInfo(Result, frozen=True, omit_defaults=True):
-    """A completed change of parallelism, as `Rescaling` has it. Durations are milliseconds."""
+    """A completed change of parallelism."""
 
-    parallelism_before: int | None = None
-    parallelism: int | None = None
-    batch: int | None = None
-    duration_ms: float | None = None
-    pause_ms: float | None = None
-    checkpoint_ms: float | None = None
-    slots_ms: float | None = None
-    moved_key_groups: int | None = None
-    local_bytes: int | None = None
-    durable_bytes: int | None = None
+    rescaling: Rescaling | None = None
 
 
 class ProfileInfo(Result, frozen=True, omit_defaults=True):
@@ -178,8 +169,7 @@ def _result(operation: Operation) -> Result:
         case (("savepoint" | "stop"), (str() | None) as path):
             return SavepointInfo(location=path)
         case "rescale", Rescaling() as rescaling:
-            fields = [name for name in RescaleInfo.__struct_fields__ if name != "failure_cause"]
-            return RescaleInfo(**{name: getattr(rescaling, name) for name in fields})
+            return RescaleInfo(rescaling=rescaling)
         case "profile", Folded() as folded:
             return ProfileInfo(None, folded.seconds, folded.samples, folded.stacks)
         case _:

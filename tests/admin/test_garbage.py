@@ -57,6 +57,9 @@ DATA = st.one_of(
 OTHER = st.sampled_from(
     [
         PATHS.log_entry(3),
+        PATHS.run_entry(7, "ab12"),
+        PATHS.history_part(7, "ab12", 3, whole=True),
+        PATHS.history_log("ab12", "driver"),
         "visits/notes.txt",
         "visits/chk-x/a",
         "visits/chk-1",
@@ -105,6 +108,7 @@ def test_a_file_is_an_orphan_only_if_no_checkpoint_refers_to_it_and_no_run_can_c
         assert files[path] <= now - min_age
         assert number is None or number <= last
         assert PATHS.parse_log_entry(path) is None
+        assert not PATHS.is_history(path)
     # Nothing is lost from view, and what nothing protects is found.
     kept = [file.path for file in (*found.live, *found.young, *found.numbers)]
     assert len(orphans) + len(kept) + found.referenced <= len(files)

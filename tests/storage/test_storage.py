@@ -33,6 +33,7 @@ from strandline.storage import JobPaths, Storage, open_storage
 from strandline.storage.external import delete_files, external_path, list_files
 from strandline.storage.local import LocalStorage
 from strandline.storage.object_store import ObjectStorage
+from strandline.storage.paths import HistoryFile
 from strandline.testing.storage import StorageContract
 from tests.examples import examples
 from tests.s3 import BUCKET, KEYS
@@ -521,6 +522,10 @@ def test_the_layout_of_a_job_is_fixed() -> None:
     assert paths.exclusive(7, "abc") == "visits/chk-7/abc"
     assert paths.shared_dir == "visits/shared"
     assert paths.shared("abc.sst") == "visits/shared/abc.sst"
+    assert paths.run_entry(1_760_000_000_000, "ab12") == "visits/history/runs/001760000000000-ab12/entry.json"
+    assert paths.history_part(5, "ab12", 3, whole=False) == "visits/history/runs/000000000000005-ab12/00000003.part"
+    assert paths.history_part(5, "ab12", 3, whole=True) == "visits/history/runs/000000000000005-ab12/00000003.whole"
+    assert paths.history_log("ab12", "slot-0") == "visits/history/logs/ab12/slot-0.log"
 
 
 @pytest.mark.parametrize("n", [0, 1, 9, 10, 10**18 - 1])
@@ -530,6 +535,37 @@ def test_numbers_come_back_from_their_paths(n: int) -> None:
     assert paths.parse_metadata(paths.metadata(n)) == n
     assert JobPaths("visits2").parse_log_entry(paths.log_entry(n)) is None
     assert JobPaths("visits2").parse_metadata(paths.metadata(n)) is None
+
+
+def test_files_of_the_history_come_back_from_their_paths() -> None:
+    paths = JobPaths("visits")
+    assert paths.parse_history(paths.run_entry(7, "ab12")) == HistoryFile(7, "ab12", None, False)
+    assert paths.parse_history(paths.history_part(7, "ab12", 3, whole=False)) == HistoryFile(7, "ab12", 3, False)
+    assert paths.parse_history(paths.history_part(7, "ab12", 3, whole=True)) == HistoryFile(7, "ab12", 3, True)
+    assert paths.parse_history_log(paths.history_log("ab12", "slot-0")) == ("ab12", "slot-0")
+    for path in (paths.run_entry(7, "ab12"), paths.history_log("ab12", "slot-0")):
+        assert paths.is_history(path)
+        assert not JobPaths("visits2").is_history(path)
+        assert JobPaths("visits2").parse_history(path) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "visits/history/runs/7-ab12/entry.json",
+        "visits/history/runs/000000000000007-../entry.json",
+        "visits/history/runs/000000000000007-ab12/3.part",
+        "visits/history/runs/000000000000007-ab12/00000003.part.bak",
+        "visits/history/runs/000000000000007-ab12/x/00000003.part",
+        "visits/history/logs/ab12/.hidden.log",
+        "visits/history/logs/ab12/x/driver.log",
+        "visits/history/logs/../driver.log",
+        "visits/log/00000000000000000042.json",
+    ],
+)
+def test_other_files_are_no_history_of_a_run(path: str) -> None:
+    assert JobPaths("visits").parse_history(path) is None
+    assert JobPaths("visits").parse_history_log(path) is None
 
 
 @pytest.mark.parametrize(

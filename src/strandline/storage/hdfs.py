@@ -20,7 +20,7 @@ from strandline.errors import (
     StorageRefusedError,
     UnknownOutcomeError,
 )
-from strandline.storage.base import TEMPORARY, Storage, StoredFile, checked_path, checked_prefix
+from strandline.storage.base import TEMPORARY, Storage, StoredFile, checked_path, checked_prefix, is_valid_path
 from strandline.storage.local import copy_out
 
 _CLIENT_OPTIONS = ("config_dir", "kerberos_principal", "kerberos_keytab", "kerberos_cache")
@@ -119,6 +119,13 @@ class HdfsStorage(Storage):
         with self._translated(folder):
             found = list(self._collect(folder, after))
         return iter(sorted(found, key=lambda file: file.path))
+
+    def folders(self) -> tuple[str, ...]:
+        above = self._root or "/"
+        with self._translated(""), suppress(FileNotFoundError):
+            names = [_decoded(status.path) for status in self._client.list_status(above) if status.isdir]
+            return tuple(sorted(name for name in names if is_valid_path(name)))
+        return ()
 
     def exists(self, path: str) -> bool:
         with self._translated(path):
@@ -220,7 +227,7 @@ class HdfsStorage(Storage):
         above = self._at(folder) if folder else self._root or "/"
         with suppress(FileNotFoundError):  # The folder is not there, or was removed meanwhile.
             for status in self._client.list_status(above):
-                name = status.path.rpartition("/")[2].replace("%3A", ":").replace("%25", "%")
+                name = _decoded(status.path)
                 path = f"{folder}/{name}" if folder else name
                 if status.path == above:  # A file lists itself.
                     continue
@@ -272,6 +279,11 @@ class HdfsStorage(Storage):
 def _is_of_client(error: BaseException) -> bool:
     """Whether the client raised it. For a bug of its own it raises what no handler of an `Exception` catches."""
     return isinstance(error, RuntimeError | OSError) or type(error).__name__ == "PanicException"
+
+
+def _decoded(path: str) -> str:
+    """The name of the file or folder at a path of HDFS."""
+    return path.rpartition("/")[2].replace("%3A", ":").replace("%25", "%")
 
 
 def _parent(path: str) -> str:

@@ -132,6 +132,10 @@ class JobPaths:
         number = None if match["number"] is None else int(match["number"])
         return HistoryFile(int(match["started"]), match["run"], number, match["kind"] == "whole")
 
+    def is_of_history(self, path: str) -> bool:
+        """Whether `path` is that of a file that a run writes into the history."""
+        return self.parse_history(path) is not None or self.parse_history_log(path) is not None
+
     def history_logs_dir(self, run: str) -> str:
         """The folder of the ends of logs of a run's processes."""
         return f"{self.history_dir}/logs/{run}"

@@ -315,6 +315,15 @@ def test_a_probe_that_a_first_start_left_does_not_hinder_the_next_one(storage: L
         log_store(storage).load()
 
 
+def test_a_history_without_a_log_does_not_hinder_a_start_but_strangers_in_it_do(storage: LocalStorage) -> None:
+    storage.write(PATHS.run_entry(7, "ab12"), b"{}")
+    storage.write(PATHS.history_log("ab12", "driver"), b"")
+    assert log_store(storage).load() == JobLog()
+    storage.write(f"{PATHS.history_dir}/of-art.txt", b"mine")
+    with pytest.raises(DirectoryNotOursError, match="of-art"):
+        log_store(storage).load()
+
+
 def test_strangers_beside_a_log_do_not_matter(storage: LocalStorage) -> None:
     store = driver(storage)
     storage.write("visits/log/readme.txt", b"")

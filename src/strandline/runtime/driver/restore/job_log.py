@@ -99,8 +99,8 @@ class JobLogStore:
         if newest is None:
             # The probe comes before the first entry. A driver that was killed in between has left it.
             listed = (file.path for file in self._storage.list(self._paths.root))
-            # What is in the history belongs to runs whose log somebody deleted.
-            found = [path for path in listed if not self._paths.is_probe(path) and not self._paths.is_history(path)]
+            # A history belongs to runs whose log somebody deleted.
+            found = [path for path in listed if not self._paths.is_probe(path) and not self._paths.is_of_history(path)]
             if any(self._paths.parse_log_entry(path) is not None for path in found):
                 return self._load()  # Another driver began the job meanwhile.
             if found:

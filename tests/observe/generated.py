@@ -223,4 +223,5 @@ def _checkpoint(chance: random.Random, number: int, last: int, parallelism: int)
         failure="subtask 1 of counts: storage says 503 Slow Down" if failed and not pending else None,
         acknowledged=len(subtasks),
         expected=2 * parallelism,
+        latest_ack_time=due + (sync + upload + 30) / 1000,
     )

@@ -68,18 +68,15 @@ def opened(
     browser: Browser, url: str, path: str = "", *, size: dict[str, int] = LAPTOP, dark: bool = False
 ) -> Iterator[Page]:
     """A page of the server at `url`. At the end of the block, anything that must not happen is an error."""
-    context = browser.new_context(
-        viewport={"width": size["width"], "height": size["height"]},
-        color_scheme="dark" if dark else "light",
-        locale="en-GB",
-        timezone_id="UTC",
-    )
-    context.set_default_timeout(10_000)
+    context = browser.contexts[0] if browser.contexts else browser.new_context(locale="en-GB", timezone_id="UTC")
+    page = context.new_page()  # has a session storage of its own
     try:
-        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.set_viewport_size({"width": size["width"], "height": size["height"]})
+        page.emulate_media(color_scheme="dark" if dark else "light")
         trouble = Trouble(page, url)
         page.goto(f"{url.rstrip('/')}/{path}")
         yield page
         assert trouble.seen == []
     finally:
-        context.close()
+        page.close()

@@ -76,6 +76,8 @@ class CheckpointStats:
     """The format of a savepoint; None for a checkpoint."""
     discarded: bool = False
     """Whether the job has dropped it since: `num_retained` newer ones were completed."""
+    latest_ack_time: float | None = None
+    """When the latest subtask acknowledged it; None if none has. It stays when the figures of the subtasks do not."""
 
     def __repr__(self) -> str:
         if self.status == "in_progress":
@@ -149,6 +151,7 @@ def checkpoint_stats(
         completed_time=None if won is None else won + pending.epoch,
         publish_ms=0.0 if won is None or end_time is None else _ms(end_time - won),
         savepoint_format=pending.savepoint_format,
+        latest_ack_time=max((ack.ack_time for ack in acks.values()), default=None),
     )
 
 

@@ -16,9 +16,9 @@ export function checkpointDetail(store, row) {
   return h("div", { class: "inside", key: name },
     definitions([
       ["Path", h("span", { class: "path" }, one.path ?? NONE)],
-      ["Discarded", one.discarded === undefined ? NONE : String(one.discarded)],
+      ["Discarded", String(one.discarded ?? NONE)],
       ["Checkpoint Type", one.kind === "savepoint" ? "savepoint" : "aligned checkpoint"],
-      one.kind === "savepoint" ? ["Savepoint Format", one.format ?? NONE] : null,
+      one.kind === "savepoint" ? ["Savepoint Format", one.savepoint_format ?? NONE] : null,
       ["Batch", one.batch_id],
       one.failure ? ["Failure Message", one.failure] : null,
     ]),
@@ -99,8 +99,8 @@ function timelines(one, name) {
   const slowest = [...one.subtasks].sort((a, b) => b.end_to_end_ms - a.end_to_end_ms);
   const all = choice(name + ".lines", 0);
   const shown = slowest.slice(all * LINES, (all + 1) * LINES);
-  const end = one.status === "completed" ? one.end_to_end_ms : null;
-  const published = typeof one.published_ms === "number" ? one.published_ms : null;
+  const end = one.status !== "completed" ? null : one.completed_time ? (one.completed_time - one.trigger_time) * 1000 : one.end_to_end_ms;
+  const publish = end === null ? 0 : one.publish_ms ?? 0;
   const rows = shown.map((s) => ({
     name: s.operator.slice(0, 10) + " " + s.subtask,
     start: 0,
@@ -109,16 +109,17 @@ function timelines(one, name) {
       { name: "sync", class: "sync", length: s.sync_ms },
       { name: "upload", class: "upload", length: s.async_ms },
       { name: "acknowledged, waits for the others", class: "waits", length: end === null ? 0 : Math.max(0, end - s.end_to_end_ms) },
+      { name: "rows are published", class: "publishes", length: publish },
     ],
   }));
   const marks = [
     end === null ? null : { name: "completed", at: end, class: "completed" },
-    published === null ? null : { name: "published", at: published, class: "published" },
+    publish > 0 ? { name: "published", at: end + publish, class: "published" } : null,
   ].filter(Boolean);
   const first = slowest[0];
   const describe = "Timeline of checkpoint " + one.id + " for " + one.subtasks.length + " subtasks, slowest first. The slowest is subtask " + first.subtask + " of " + first.operator +
     ": start delay " + duration(first.start_delay_ms) + ", sync " + duration(first.sync_ms) + ", upload " + duration(first.async_ms) + ", acknowledged after " + duration(first.end_to_end_ms) +
-    (end === null ? "." : "; the checkpoint was completed after " + duration(end) + ".");
+    (end === null ? "." : "; the checkpoint was completed after " + duration(end) + (publish > 0 ? ", and its rows were visible after " + duration(end + publish) : "") + ".");
   const pages = Math.ceil(slowest.length / LINES);
   return [
     timeline({ id: name + ".timeline", title: "Timeline, slowest subtask first", rows, marks, width: contentWidth() - (narrow() ? 40 : 80), format: duration, describe }),

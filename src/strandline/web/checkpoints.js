@@ -24,12 +24,13 @@ export function checkpoints(store, sub) {
 }
 
 export const ms = (seconds) => seconds * 1000;
-export const completion = (one) => ms(one.trigger_time) + one.end_to_end_ms;
+export const completion = (one) => (one.completed_time ? ms(one.completed_time) : ms(one.trigger_time) + one.end_to_end_ms);
 
-/** When the latest subtask acknowledged: not known of a checkpoint without figures of its subtasks. */
+/** When the latest subtask acknowledged. */
 export function latestAck(one) {
+  if (one.latest_ack_time) return ms(one.latest_ack_time);
   if (one.subtasks.length) return ms(one.subtasks.reduce((last, subtask) => Math.max(last, subtask.ack_time), 0));
-  return one.status === "in_progress" && !one.acknowledged ? null : completion(one);
+  return null;
 }
 
 function overview(store) {
@@ -43,7 +44,7 @@ function overview(store) {
       ["Checkpointed Data Size", bytes(done.checkpointed_bytes)], ["Full Checkpoint Data Size", bytes(done.full_bytes)]]), expandable(store, done)] : none),
     card("Latest Failed Checkpoint", failed ? definitions([["ID", failed.id], ["Failure Time", moment(completion(failed))], ["Cause", failed.failure ?? NONE]]) : none),
     card("Latest Savepoint", saved ? definitions([["ID", saved.id], ["Completion Time", moment(completion(saved))], ["Checkpointed Data Size", bytes(saved.checkpointed_bytes)],
-      ["Full Checkpoint Data Size", bytes(saved.full_bytes)], ["Savepoint Format", saved.format ?? NONE], ["Path", h("span", { class: "path" }, saved.path ?? NONE)]]) : none),
+      ["Full Checkpoint Data Size", bytes(saved.full_bytes)], ["Savepoint Format", saved.savepoint_format ?? NONE], ["Path", h("span", { class: "path" }, saved.path ?? NONE)]]) : none),
     card("Latest Restore", restored ? definitions([["ID", restored.id], ["Restore Time", moment(ms(restored.restore_time))],
       ["Type", restored.kind === "savepoint" ? "Savepoint" : "Checkpoint"], ["Path", h("span", { class: "path" }, restored.path)]]) : none));
 }

@@ -6,10 +6,13 @@ import { choice, choose } from "./ui.js";
 
 const LINE = 20;
 
-/** The tree of stacks that are folded as `root;…;leaf`. */
+const IDLE = "idle";
+
+/** The tree of stacks that are folded as `root;…;leaf`; without the samples in which nothing ran. */
 export function tree(stacks) {
   const root = { name: "all", path: "", samples: 0, own: 0, children: new Map() };
   for (const [stack, samples] of Object.entries(stacks)) {
+    if (stack === IDLE) continue;
     root.samples += samples;
     let at = root;
     for (const name of stack.split(";")) {
@@ -36,7 +39,8 @@ function depth(node) {
 
 export function flameGraph({ id, folded, width }) {
   const root = tree(folded.stacks);
-  if (!root.samples) return h("p", { class: "empty" }, "No Python ran in the slot while it was sampled.");
+  const idle = folded.stacks[IDLE] ?? 0;
+  if (!root.samples) return h("p", { class: "empty" }, "No Python ran in the slot while it was sampled: it was idle all the time.");
   const zoom = choice(id + ".zoom", "");
   const top = find(root, zoom) ?? root;
   const boxes = [];
@@ -44,7 +48,7 @@ export function flameGraph({ id, folded, width }) {
   const height = Math.min(60, depth(top)) * LINE;
   const show = (path) => () => choose(id + ".zoom", path);
   return h("div", { key: id, class: "flame" },
-    h("p", { class: "note" }, plural(folded.samples, "sample") + " in " + folded.seconds.toFixed(1) + " s. ",
+    h("p", { class: "note" }, plural(folded.samples, "sample") + " in " + folded.seconds.toFixed(1) + " s" + (idle ? ", idle in " + percent(idle / (idle + root.samples)) + " of them; the graph shows the rest. " : ". "),
       top === root ? "Choose a function to look inside." : [
         "Inside ", h("b", null, top.name), ", which was in " + percent(top.samples / root.samples) + " of the samples. ",
         h("button", { type: "button", on: { click: show("") } }, "Show all"),
@@ -89,6 +93,10 @@ function tone(name) {
   return sum % 5;
 }
 
+function share(value) {
+  return value < 0.1 ? (value * 100).toFixed(1) + " %" : percent(value);
+}
+
 // The same as a table, for readers who do not see the graph.
 function functions(root) {
   const totals = new Map();
@@ -108,6 +116,6 @@ function functions(root) {
       h("thead", null, h("tr", null, h("th", { scope: "col" }, "Function"), h("th", { scope: "col", class: "number" }, "Own"), h("th", { scope: "col", class: "number" }, "With callees"))),
       h("tbody", null, rows.map((row) => h("tr", { key: row.name },
         h("th", { scope: "row", class: "code" }, row.name),
-        h("td", { class: "number" }, percent(row.own / root.samples)),
-        h("td", { class: "number" }, percent(row.all / root.samples))))))));
+        h("td", { class: "number" }, share(row.own / root.samples)),
+        h("td", { class: "number" }, share(row.all / root.samples))))))));
 }

@@ -5,7 +5,7 @@ import { bytes, duration, percent, short } from "./format.js";
 import { choice, choose, contentWidth, narrow } from "./ui.js";
 
 const WIDE = 236;
-const TALL = { source: 112, step: 178, sink: 112 };
+const TALL = { source: 128, step: 178, sink: 112 };
 const GAP = 56;
 
 /** Shares of the subtasks of a step: the highest ones, as Flink's graph shows them, and the mean ones. */
@@ -137,9 +137,10 @@ function colour(share) {
 
 function outside(facts, vertex) {
   const number = Number(/-(\d+)$/.exec(vertex.name)?.[1] ?? 0);
-  if (vertex.kind === "sink") return [["Rows/s", short(facts.figures?.rows_out_per_second)], ["Rows", short(facts.figures?.rows_out)]];
+  const only = facts.graph.filter((one) => one.kind === vertex.kind).length === 1;
+  // rates of sources and rows of sinks are known in all, not of each
+  if (vertex.kind === "sink") return only ? [["Rows/s", short(facts.figures?.rows_out_per_second)], ["Rows", short(facts.figures?.rows_out)]] : [];
   const source = facts.figures?.sources?.[number];
-  const only = facts.graph.filter((one) => one.kind === "source").length === 1;
   return [
     only ? ["Rows/s", short(facts.figures?.rows_per_second)] : null,
     ["Rows", short(source?.rows)],

@@ -120,7 +120,7 @@ function figures(store) {
   const until = facts.end_ms ?? facts.taken_ms;
   return h("dl", { key: "figures", class: "figures" },
     figure("Rows/s", short(f?.rows_per_second), short(f?.rows) + " rows in all", sparkline({ points: of("rows_per_second") })),
-    figure("Lag", behind !== null ? short(behind) + " offsets" : duration(f?.watermark_lag_ms), behind !== null ? "watermark " + duration(f.watermark_lag_ms) : "of the watermark", sparkline({ points: of(behind !== null ? "offsets_behind" : "watermark_lag_ms") })),
+    figure("Lag", behind !== null ? short(behind) + " offsets" : duration(f?.watermark_lag_ms), behind !== null ? "watermark " + duration(f.watermark_lag_ms) : f?.watermark_lag_ms === null ? "no watermark" : "of the watermark", sparkline({ points: of(behind !== null ? "offsets_behind" : "watermark_lag_ms") })),
     figure("State", bytes(f?.state_bytes), bytes(f?.state_memory_bytes) + " in memory", sparkline({ points: of("state_bytes") })),
     figure("Last checkpoint", last ? (runs(facts) ? duration(Math.max(0, until - completion(last))) + " ago" : clock(completion(last))) : "None",
       last ? "no. " + last.id + ", took " + duration(last.end_to_end_ms) : "", null),

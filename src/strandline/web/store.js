@@ -5,6 +5,7 @@ import { get, getWithHeaders, ofJob } from "./server.js";
 const KEPT_CHECKPOINTS = 10_000;
 const KEPT_SAMPLES = 600;
 const KEPT_DETAILS = 50;
+const KEPT_DETAIL_MS = 10_000;
 
 export class JobStore {
   constructor(id) {
@@ -62,7 +63,8 @@ export class JobStore {
   detail(id, changed) {
     const known = this.details.get(id);
     const current = this.checkpoints.find((one) => one.id === id);
-    const settled = known?.value && known.value.status !== "in_progress";
+    // a completed one may be discarded later
+    const settled = known?.value && known.value.status !== "in_progress" && Date.now() - known.time < KEPT_DETAIL_MS;
     if (!settled && !known?.asked && !(known?.error && current?.status !== "in_progress")) this.ask(id, changed);
     return this.details.get(id);
   }

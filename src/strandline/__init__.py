@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from strandline.job.job import Job
     from strandline.job.keyed_stream import KeyedStream
     from strandline.job.listener import RunListener
+    from strandline.job.opentelemetry_listener import OpenTelemetryListener
     from strandline.job.run import JobRun
     from strandline.job.stream import Stream
     from strandline.job.windowed_stream import WindowedStream
@@ -120,6 +121,7 @@ __all__ = [
     "MetadataError",
     "NewerFormatError",
     "NotFoundError",
+    "OpenTelemetryListener",
     "ParquetSink",
     "ProcessContext",
     "Recovery",
@@ -188,6 +190,7 @@ _NAMES = {
     "strandline.job.job": "Job",
     "strandline.job.keyed_stream": "KeyedStream",
     "strandline.job.listener": "RunListener",
+    "strandline.job.opentelemetry_listener": "OpenTelemetryListener",
     "strandline.job.run": "JobRun",
     "strandline.job.stream": "Stream",
     "strandline.job.windowed_stream": "WindowedStream",

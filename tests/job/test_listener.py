@@ -13,12 +13,13 @@ import strandline as sl
 from strandline.errors import ConfigError
 from strandline.job.listener import Listeners, check_listener
 from strandline.runtime.driver.event_delivery import KEPT_EVENTS
-from strandline.runtime.driver.events import CheckpointEnded, Progressed, Recovered, Terminated
-from strandline.runtime.driver.recoveries import Recovery
+from strandline.runtime.driver.events import CheckpointEnded, Progressed, Recovered, Rescaled, Terminated
+from strandline.runtime.driver.recoveries import Recovery, Rescaling
 
 RUN: Any = SimpleNamespace(name="visits")
 """Listeners hand the run on, and read its name. A run needs Spark."""
 RECOVERY = Recovery(0.0, "slots", (1,), 2, 3.0, 4, 5, "slot 1: its process 7 was killed by SIGKILL")
+RESCALING = Rescaling(0.0, 2, 4, 7, 3000.0, 1000.0, 300.0, 600.0, 64, 5, 6)
 
 
 class Recorder(sl.RunListener):
@@ -38,6 +39,9 @@ class Recorder(sl.RunListener):
 
     def on_recovery(self, run: sl.JobRun, recovery: sl.Recovery) -> None:
         self.told.append(recovery)
+
+    def on_rescale(self, run: sl.JobRun, rescaling: sl.Rescaling) -> None:
+        self.told.append(rescaling)
 
     def on_terminated(self, run: sl.JobRun) -> None:
         self.told.append("terminated")
@@ -75,12 +79,12 @@ def test_every_listener_is_told_everything_in_order_and_none_disturbs_another(ca
     checkpoint = cast(sl.CheckpointStats, object())
     with caplog.at_level(logging.ERROR):
         listeners.start()
-        for event in (CheckpointEnded(checkpoint), Recovered(RECOVERY), Terminated()):
+        for event in (CheckpointEnded(checkpoint), Recovered(RECOVERY), Rescaled(RESCALING), Terminated()):
             listeners.post(event)
         listeners.join(0.5)  # does not wait for the slow one for ever
         all_of_them[0].may_go_on.set()
         listeners.join(60)
-    everything = ["started", {"batchId": 0}, checkpoint, RECOVERY, "terminated"]
+    everything = ["started", {"batchId": 0}, checkpoint, RECOVERY, RESCALING, "terminated"]
     assert [one.told for one in all_of_them] == [everything] * 3
     assert "no such dashboard" in caplog.text
     assert "has failed at Progressed" in caplog.text

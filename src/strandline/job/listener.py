@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import ConfigError
 from strandline.runtime.driver.event_delivery import EventDelivery
-from strandline.runtime.driver.events import CheckpointEnded, Progressed, Recovered, RunEvent, Started, Terminated
-from strandline.runtime.driver.recoveries import Recovery
+from strandline.runtime.driver.events import (
+    CheckpointEnded,
+    Progressed,
+    Recovered,
+    Rescaled,
+    RunEvent,
+    Started,
+    Terminated,
+)
+from strandline.runtime.driver.recoveries import Recovery, Rescaling
 
 if TYPE_CHECKING:
     from strandline.job.run import JobRun
@@ -39,6 +47,9 @@ class RunListener:
 
     def on_recovery(self, run: JobRun, recovery: Recovery) -> None:
         """Lost slots were replaced, or the run went back to its last completed checkpoint."""
+
+    def on_rescale(self, run: JobRun, rescaling: Rescaling) -> None:
+        """The parallelism of the run was changed."""
 
     def on_terminated(self, run: JobRun) -> None:
         """The run is over: see `run.status` and `run.error`. No other call follows."""
@@ -100,5 +111,7 @@ def _tell(listener: RunListener, run: JobRun, event: RunEvent) -> None:
             listener.on_checkpoint(run, stats)
         case Recovered(recovery):
             listener.on_recovery(run, recovery)
+        case Rescaled(rescaling):
+            listener.on_rescale(run, rescaling)
         case Terminated():
             listener.on_terminated(run)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from strandline.checkpoint.stats import CheckpointStats
-from strandline.runtime.driver.recoveries import Recovery
+from strandline.runtime.driver.recoveries import Recovery, Rescaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,15 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
+class Rescaled:
+    """The parallelism of the run was changed."""
+
+    rescaling: Rescaling
+
+
+@dataclass(frozen=True, slots=True)
 class Terminated:
     """The run is over."""
 
 
-RunEvent: TypeAlias = Started | Progressed | CheckpointEnded | Recovered | Terminated
+RunEvent: TypeAlias = Started | Progressed | CheckpointEnded | Recovered | Rescaled | Terminated

@@ -26,7 +26,7 @@ from strandline.runtime.driver.batches import FATAL
 from strandline.runtime.driver.checkpoint_requests import CheckpointFailedError, CheckpointInterruptedError
 from strandline.runtime.driver.cluster import CLOSE_PATIENCE
 from strandline.runtime.driver.cluster_setup import absolute_location
-from strandline.runtime.driver.events import RunEvent, Terminated
+from strandline.runtime.driver.events import Rescaled, RunEvent, Terminated
 from strandline.runtime.driver.figures import RunFigures, RunProcesses, RunSummary, run_processes
 from strandline.runtime.driver.generation import LEAST_PATIENCE, Generation
 from strandline.runtime.driver.generations import Generations
@@ -216,6 +216,7 @@ class Run:
         assert self._generations.current is not None
         rescaling = request.rescaling(generation, self._generations.current, self._config.max_parallelism)
         self.records.rescaled(rescaling)
+        self._on_event(Rescaled(rescaling))
         request.result.set_result(rescaling)
         return None
 

@@ -224,8 +224,8 @@ def idle_source(facts: JobFacts) -> Iterator[Finding]:
     span = last.time_ms - first.time_ms
     if last.watermark_lag_ms - first.watermark_lag_ms < STANDING_SHARE * span:
         return
-    if min(one.rows_per_second for one in window) <= 0:
-        return  # all sources pause: nobody waits
+    if not _rows_came(window):
+        return  # all sources pause, or batches are rare: nobody waits
     idle = _idle_sources(facts, first, last)
     what = f"No rows came from {' and '.join(idle)} in this time. " if idle else ""
     yield Finding(
@@ -239,6 +239,14 @@ def idle_source(facts: JobFacts) -> Iterator[Finding]:
         "brings rows, their event times do not advance: look at the event time column of new rows.",
         idle[0] if len(idle) == 1 else "",
     )
+
+
+def _rows_came(window: Sequence[Sample]) -> bool:
+    """Whether rows came in both halves of the time: one batch alone cannot show that the watermark stays behind it."""
+    read = [sum(one.source_rows) for one in (window[0], window[len(window) // 2], window[-1])]
+    if read[-1] > 0:
+        return read[0] < read[1] < read[2]
+    return min(one.rows_per_second for one in window) > 0
 
 
 def _idle_sources(facts: JobFacts, first: Sample, last: Sample) -> list[str]:

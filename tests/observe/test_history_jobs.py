@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.errors import JobFailedError
+from strandline.errors import JobFailedError, StorageError
 from strandline.observe.history import RunHistory
 from strandline.observe.history_jobs import HistoryJobs
 from strandline.observe.history_reader import HistoryReader
@@ -117,3 +117,21 @@ def test_a_history_in_an_object_store_is_read(s3_endpoint: str) -> None:
     later.offer(first_facts("run2", START + 1))
     later.write()
     assert facts_in(storage).run == "run2"
+
+
+def test_a_storage_that_fails_for_a_while_leaves_what_was_known(tmp_path: Path) -> None:
+    clock = [0.0]
+    switch = tmp_path / "on"
+    stored(LocalStorage(str(tmp_path / "a")), many("c"))
+    options = {"fail_pattern": "^(list|read) ", "switch": str(switch)}
+    jobs = HistoryJobs([f"faulty+file://{tmp_path}/a"], options, lambda: clock[0])
+    switch.touch()
+    with pytest.raises(StorageError, match="fails on purpose"):
+        jobs.all()
+    switch.unlink()
+    (job,) = jobs.all()
+    facts = job.facts()
+    switch.touch()
+    clock[0] += 10
+    assert jobs.all() == [job]
+    assert job.facts() == facts

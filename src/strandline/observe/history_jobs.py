@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from strandline.errors import HistoryError, JobFailedError, StrandlineError
+from strandline.errors import HistoryError, JobFailedError, StorageError
 from strandline.observe.facts import JobFacts, job_id
 from strandline.observe.history_reader import HistoryReader, JobHistory
 from strandline.observe.registry import jobs_in
 from strandline.observe.views import JobControl, JobView, LogText
 from strandline.storage import JobPaths, Storage, open_storage
+
+log = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 3.0
 """Storage is looked at again after so many seconds, however often somebody asks."""
@@ -41,6 +44,10 @@ class HistoryJob:
         """The name of the job."""
         return self._paths.job
 
+    def is_in(self, storage: Storage) -> bool:
+        """Whether the job has its checkpoints in that storage."""
+        return self._storage is storage
+
     def facts(self) -> JobFacts:
         """The facts of the newest run. Raises `HistoryError` if the job has no history, or `StorageError`."""
         return self.history().facts
@@ -49,8 +56,7 @@ class HistoryJob:
         """What the history tells, some seconds old at most. Raises like `facts`."""
         with self._lock:
             if self._clock() - self._read_at >= REFRESH_SECONDS:
-                self._history = self._reader.read()
-                self._read_at = self._clock()
+                self._refresh()
             if self._history is None:
                 raise HistoryError(
                     f"job {self.name!r} has no history in {self._storage.url}/{self._paths.history_dir}: it was "
@@ -58,6 +64,15 @@ class HistoryJob:
                     f"strandline checkpoints ls {self._storage.url}/{self._paths.root}"
                 )
             return self._history
+
+    def _refresh(self) -> None:
+        try:
+            self._history = self._reader.read()
+        except StorageError as error:
+            if self._history is None:
+                raise
+            log.warning("job %s: its history cannot be read just now; the last one stays: %s", self.name, error)
+        self._read_at = self._clock()
 
     def processes(self) -> Sequence[str]:
         """The names of the processes of the newest run whose logs were kept."""
@@ -112,14 +127,18 @@ class HistoryJobs:
 
     def _look(self) -> None:
         order: dict[str, tuple[int, str]] = {}
-        failures: list[StrandlineError] = []
+        failures: list[StorageError] = []
         for storage in self._storages:
+            found: dict[str, tuple[int, str]] = {}
             try:
                 for name in jobs_in(storage):
-                    self._add(storage, name, order)
-            except StrandlineError as error:  # the other directories are still shown
+                    self._add(storage, name, found)
+            except StorageError as error:  # what is known stays, and the other directories are shown
+                log.warning("%s cannot be read just now: %s", storage.url, error)
                 failures.append(error)
-        if failures and len(failures) == len(self._storages):
+                found = {one: self._order[one] for one in self._order if self._jobs[one].is_in(storage)}
+            order |= found
+        if failures and len(failures) == len(self._storages) and not order:
             raise failures[0]
         self._order = order
         self._jobs = {one: self._jobs[one] for one in order}

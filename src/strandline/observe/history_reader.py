@@ -117,7 +117,7 @@ class HistoryReader:
         """Read the files that are not known yet, several at a time."""
         known = {file.path: self._known[file.path] for file in files if self._is_known(file)}
         missing = list(_within(MAX_READ_BYTES, [file for file in files if file.path not in known]))
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(_AT_ONCE, "strandline-history-reader") as pool:
             for file, part in zip(missing, pool.map(lambda one: self._part(one, last), missing), strict=True):
                 known[file.path] = (file, part)
         self._known = known

@@ -21,8 +21,8 @@ BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases logs
 
 MAY_IMPORT: dict[str, str] = {
     # What users import. `strandline` itself is the list of public names.
-    "strandline": "logs job observe sinks operators state state_reader config checkpoint runtime.driver runtime.protocol "
-    "errors",
+    "strandline": "logs job observe sinks operators state state_reader config checkpoint runtime.driver "
+    "runtime.protocol errors",
     "job": f"rest observe sinks progress runtime.driver {BELOW_RUNTIME}",
     "sinks": "errors",
     "progress": "",

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from strandline.config import ports_of
-from strandline.errors import ConfigError
+from strandline.errors import ConfigError, StrandlineError
 from strandline.observe.facts import Finding
 from strandline.observe.history import keep_history
 from strandline.observe.live import LiveJob
@@ -27,7 +27,10 @@ class Observation:
     """What a run has beside itself for those who look at it. Every part may be missing."""
 
     def __init__(self, run: Run, graph: Graph, spark_version: str) -> None:
-        """Raises `ConfigError` if the user asked for one port, and that port is taken. Other failures are logged."""
+        """Raises `ConfigError` if the user asked for a port that is taken, or for an address that is not this host's.
+
+        Other failures are only logged.
+        """
         self.job: LiveJob | None = None
         """What is known about the run; None if that cannot be found out."""
         self._served: Served | None = None
@@ -49,10 +52,10 @@ class Observation:
 
             self._served = served = serve(job, self._config)
         except ConfigError:
-            if isinstance(self._config.rest_port, int):
-                job.close()
-                raise
-            log.exception("job %s has no page: no port of %s is free", job.name, self._config.rest_port)
+            job.close()
+            raise
+        except StrandlineError as error:
+            log.warning("job %s has no page: %s", job.name, error)
         except Exception:
             log.exception("job %s has no page", job.name)
         else:
@@ -79,8 +82,6 @@ class Observation:
         except Exception:
             log.exception("job %s is not registered", self.job.name)
         self.job.at_end(self._keep_logs)
-        if self._served is not None:
-            self.job.at_end(self._served.close)
 
     def health(self) -> list[Finding]:
         """The rules of health that the run breaks."""

@@ -27,10 +27,10 @@ def facts_of(job: FoundJob, where: Where) -> JobFacts:
 
 
 def asked(job: FoundJob, ask: Callable[[RestClient], T]) -> T:
-    """Ask the server of a job. Raises `NotRunningError` instead of `NotReachedError` if the job ended meanwhile."""
+    """Ask the server of a job. Raises `NotRunningError` if it does not answer because the job ended meanwhile."""
     try:
         return ask(job.client())
-    except NotReachedError as error:
+    except (NotReachedError, NoSuchJobError) as error:
         if ended(job):
             raise NotRunningError(f"job {job.name!r} does not run any more") from error
         raise

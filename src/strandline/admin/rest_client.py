@@ -121,7 +121,8 @@ class RestClient:
             try:
                 answer = self.call("GET", path)
                 answered = time.monotonic()
-            except NotReachedError:
+            except (NotReachedError, NoSuchJobError):
+                # A driver that ends shows its job no longer, and is gone a moment later.
                 if lost() or time.monotonic() - answered > LOST_AFTER:
                     raise
             if _in(answer, "status", "id") == "COMPLETED":

@@ -132,8 +132,14 @@ def test_two_jobs_of_one_name_are_told_apart_by_their_ids(runs_dir: Path, steere
 def test_a_job_that_has_ended_cannot_be_steered(runs_dir: Path) -> None:
     view = GivenJob(generated_facts(samples=0, status=RunStatus.STOPPED))
     with registered(view):
-        error = strandline("rescale", "visits", "4", code=4).stderr
-    assert "job 'visits' does not run: stopped" in error
+        for command in (
+            ["rescale", "visits", "4"],
+            ["stop", "visits"],
+            ["savepoint", "visits", "sp"],
+            ["ui", "visits"],
+        ):
+            error = strandline(*command, code=4).stderr
+            assert error == "error: job 'visits' does not run: stopped\n"
 
 
 def test_a_job_that_ended_a_moment_ago_is_not_taken_for_unreachable(runs_dir: Path) -> None:

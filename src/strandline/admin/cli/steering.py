@@ -41,6 +41,7 @@ def take_savepoint(
 ) -> None:
     """Take a savepoint of a running job."""
     found = _found(job, where)
+    found.steered()
     body = {"target-directory": _absolute(directory), "formatType": kind.upper()}
     _say(f'Triggering {kind} savepoint for job "{found.name}".')
     result = _operate(found, "savepoints", "savepoints", body, f"savepoint of {found.name}", detached=detached)
@@ -86,6 +87,7 @@ def stop(
     """End a job after a last checkpoint: every processed row is visible. With -p, a savepoint is made as well."""
     where = looked_for(url, token_file)
     found = _found(job, where)
+    found.steered()  # a job that does not run is an error before anything is said
     directory = _absolute(savepoint_path)
     body = {"targetDirectory": directory, "drain": drain, "formatType": kind.upper()}
     _say(f'Suspending job "{found.name}" with a {"savepoint" if directory else "last checkpoint"}.')

@@ -46,6 +46,7 @@ def group(words: list[str]) -> tuple[Any, list[str]]:
 @pytest.mark.parametrize(("page", "line"), lines_that_begin_with("strandline"))
 def test_a_documented_command_can_be_parsed(page: str, line: str) -> None:
     command, words = group(shlex.split(line, comments=True)[1:])
+    assert "--install-completion" not in words, f"{page}: parsing it would change the shell of whoever runs this test"
     context = command.make_context("strandline", words, resilient_parsing=False)
     while hasattr(command, "commands") and (context._protected_args or context.args):
         name, command, words = command.resolve_command(context, [*context._protected_args, *context.args])

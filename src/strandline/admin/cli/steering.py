@@ -145,7 +145,7 @@ def rescale(
     facts = result.get("rescaling") or {}
     text = (
         f"Rescaled job {found.name} ({found.id}) from {facts.get('parallelism_before')} to "
-        f"{facts.get('parallelism', parallelism)} subtasks in {lasted(facts.get('duration_ms', 0.0))}; it paused for "
+        f"{facts.get('parallelism')} subtasks in {lasted(facts.get('duration_ms', 0.0))}; it paused for "
         f"{lasted(facts.get('pause_ms', 0.0))}."
     )
     _print(_facts(found, rescaling=facts), text, as_json)

@@ -103,6 +103,8 @@ def test_a_damaged_history_is_said_and_harms_nobody(stopped: JobFacts, place: Pa
     assert "A part of the job's history cannot be read" in ended.stdout
     assert "[history-unreadable]" in ended.stdout
     assert "\x1b" not in ended.stdout + ended.stderr
+    for run in local_runs():
+        Path(run.source).unlink()
     assert "cannot be read" in " ".join(strandline("list", "-a", place).stderr.split())
 
 

@@ -118,6 +118,7 @@ def test_settings_that_no_job_took_are_an_error(tmp_path: Path) -> None:
         (["-d", "nowhere.py"], "there is no script nowhere.py"),
         (["--json", "app.py"], "--json goes with --detached"),
         (["-p", "0", "app.py"], "-p"),
+        (["--log-format", "xml", "app.py"], "--log-format"),
         ([], "Usage"),
     ],
 )

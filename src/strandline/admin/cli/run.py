@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from enum import StrEnum
@@ -13,6 +14,7 @@ import typer
 from strandline.admin.cli.options import Json, print_json, settings_of
 from strandline.admin.problems import UsageError
 from strandline.errors import ConfigError, StrandlineError
+from strandline.logs import FORMAT_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +28,13 @@ class ClaimModes(StrEnum):
 
     claim = "claim"
     no_claim = "no_claim"
+
+
+class LogFormats(StrEnum):
+    """How log lines look."""
+
+    text = "text"
+    json = "json"
 
 
 def run(
@@ -63,6 +72,9 @@ def run(
         str | None,
         typer.Option("--job", help="The job that takes these settings; without it, every job of the script."),
     ] = None,
+    log_format: Annotated[
+        LogFormats | None, typer.Option("--log-format", help="How log lines look; json: one object a line.")
+    ] = None,
     detached: Annotated[
         bool, typer.Option("--detached", "-d", help="Return once the job runs, and leave it running.")
     ] = False,
@@ -76,6 +88,8 @@ def run(
     Options stand before APP.py or right behind it. All other words are the script's; `--` ends our options.
     """
     options = _checked_options(option)
+    if log_format is not None:
+        os.environ[FORMAT_VARIABLE] = log_format.value  # also for the process of a detached script
     if detached:
         again = _again(from_savepoint, parallelism, option, claim_mode, allow_non_restored_state, job)
         _detach([*again, "--", script, *(arguments or [])], script, job, timeout, as_json)
@@ -167,8 +181,6 @@ def _detach(command: list[str], script: str, job: str | None, timeout: str, as_j
 
 def _file_name(script: str) -> str:
     """A name for the log that a folder takes, unique among scripts that start in one second."""
-    import os
-
     stem = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in Path(script).stem)
     return f"{stem[:60]}-{os.getpid()}"
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from strandline.observe import run_record
+from strandline.observe.facts import CheckpointsFacts
 from strandline.observe.history import RunHistory, too_many
 from strandline.storage import StoredFile
 from tests.observe.generated import generated_facts
@@ -21,6 +22,7 @@ from tests.observe.happenings import (
     facts_in,
     first_facts,
     many,
+    stored,
 )
 
 # --- bounds ----------------------------------------------------------------------------------------
@@ -136,3 +138,21 @@ def test_a_failure_is_written_at_once() -> None:
     assert not run.is_due()
     run.offer(many("cF", facts))
     assert run.is_due()
+
+
+def test_earlier_runs_lose_the_figures_of_subtasks_if_the_newest_has_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strandline.observe.history_reader.KEPT_SUBTASKS", 6)
+    storage = Remembered()
+    stored(storage, many("ccc"))
+    newer = first_facts("run2", START + 1)
+    known = CheckpointsFacts(history=(checkpoint(3),))
+    stored(storage, many("ccc", msgspec.structs.replace(newer, checkpoints=known)))
+    found = facts_in(storage)
+    assert [(one.id, len(one.subtasks)) for one in found.checkpoints.history] == [
+        (1, 0),
+        (2, 0),
+        (3, 2),
+        (4, 2),
+        (5, 2),
+        (6, 2),
+    ]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.errors import HistoryError
-from strandline.observe import history, run_record
+from strandline.observe import history, history_reader, run_record
 from strandline.observe.history import RunHistory
 from strandline.observe.history_format import decode_part, encode_part
 from strandline.observe.history_jobs import HistoryJobs
@@ -105,3 +105,21 @@ def test_a_part_that_announces_too_much_is_not_unpacked() -> None:
     checksum = zlib.crc32(packed, zlib.crc32(struct.pack("<QQ", 1, size)))
     with pytest.raises(HistoryError, match="it announces"):
         decode_part(b"SLHY" + struct.pack("<HQQI", 1, 1, size, checksum) + packed, "here")
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ("MAX_READ_BYTES", "there is room for"),
+        ("MAX_FILES_BYTES", "the files of this run are too large"),
+        ("MAX_FILE_BYTES", "too many for a part of the history"),
+    ],
+)
+def test_files_that_would_take_too_much_memory_are_not_read(
+    parts: tuple[LocalStorage, list[Path]], monkeypatch: pytest.MonkeyPatch, limit: str, words: str
+) -> None:
+    monkeypatch.setattr(history_reader, limit, 5)
+    found = read_history(parts[0], JOB)
+    assert found is not None
+    assert found.facts.checkpoints.history == ()
+    assert [words in note for note in found.notes if "entry" not in note] == [True] * 3

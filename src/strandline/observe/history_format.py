@@ -16,7 +16,8 @@ from strandline.observe.run_record import Events
 FORMAT_VERSION = 1
 MAX_FILE_BYTES = 64 << 20
 """No file of the history is larger."""
-MAX_CONTENT_BYTES = 256 << 20
+MAX_CONTENT_BYTES = 128 << 20
+"""No file of the history has more content. The largest one that a run writes has a third of it."""
 
 _MAGIC = b"SLHY"
 _START = struct.Struct("<4sH")
@@ -60,8 +61,16 @@ def encode_part(number: int, whole: bool, head: JobFacts, events: Events) -> byt
     return _START.pack(_MAGIC, FORMAT_VERSION) + _REST.pack(*sizes, _checksum(*sizes, packed)) + packed
 
 
-def decode_part(data: bytes, where: str) -> Part:
-    """Reads a file of the history. Raises `HistoryError` if it is damaged, or a later release wrote it."""
+def content_bytes(data: bytes) -> int:
+    """The size of the content that a file of the history announces; 0 if it announces none."""
+    return int(_REST.unpack_from(data, _START.size)[1]) if len(data) >= _HEADER else 0
+
+
+def decode_part(data: bytes, where: str, limit: int = MAX_CONTENT_BYTES) -> Part:
+    """Reads a file of the history. Raises `HistoryError` if it is damaged, or a later release wrote it.
+
+    A content of more than `limit` bytes is not unpacked.
+    """
     if len(data) < _START.size or not data.startswith(_MAGIC):
         raise _damaged(where, "it is no file of a history")
     version = _START.unpack_from(data)[1]
@@ -76,8 +85,8 @@ def decode_part(data: bytes, where: str) -> Part:
     packed = data[_HEADER:]
     if len(packed) != packed_size or _checksum(packed_size, size, packed) != checksum:
         raise _damaged(where, "its checksum is wrong")
-    if size > MAX_CONTENT_BYTES:
-        raise _damaged(where, f"it announces {size:,} bytes")
+    if size > limit:
+        raise _damaged(where, f"it announces {size:,} bytes, and there is room for {limit:,}")
     try:
         body = unpacked(packed, size)
         if len(body) != size:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -13,16 +13,25 @@ from strandline.errors import HistoryError, NotFoundError
 from strandline.observe.facts import Finding, JobFacts
 from strandline.observe.health import findings
 from strandline.observe.history import KEPT_RUNS
-from strandline.observe.history_format import MAX_FILE_BYTES, Part, decode_head, decode_part
+from strandline.observe.history_format import (
+    MAX_CONTENT_BYTES,
+    MAX_FILE_BYTES,
+    Part,
+    content_bytes,
+    decode_head,
+    decode_part,
+)
 from strandline.observe.history_merge import RunFacts, merged
 from strandline.observe.registry import stored_run
 from strandline.observe.run_entries import DEAD_SECONDS, FoundRun, is_on_this_host
-from strandline.observe.run_record import KEPT_CHECKPOINTS
+from strandline.observe.run_record import KEPT_CHECKPOINTS, KEPT_SUBTASKS
 from strandline.storage import JobPaths, Storage, StoredFile
 from strandline.storage.paths import HistoryFile
 
-MAX_READ_BYTES = 256 << 20
-"""Runs are read, newest first, until their files have so many bytes."""
+MAX_READ_BYTES = 512 << 20
+"""The parts that are read have no more content than this. Newer ones come first."""
+MAX_FILES_BYTES = 128 << 20
+"""The files of one run that are read at once have no more bytes than this."""
 _ATTEMPTS = 5
 _AT_ONCE = 8
 
@@ -53,6 +62,16 @@ class _Files:
     parts: list[tuple[HistoryFile, StoredFile]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A file that was read, or why it cannot be."""
+
+    file: StoredFile
+    part: Part | HistoryError
+    size: int = 0
+    """How many bytes its content has."""
+
+
 class HistoryReader:
     """Reads the history of one job again and again. Files that it has read are not read again.
 
@@ -63,7 +82,10 @@ class HistoryReader:
         self._storage = storage
         self._paths = JobPaths(job)
         self._clock = clock
-        self._known: dict[str, tuple[StoredFile, Part | HistoryError]] = {}
+        self._known: dict[str, _Loaded] = {}
+        """The parts that were read last, by their paths."""
+        self._ended: dict[tuple[int, str], tuple[StoredFile, FoundRun]] = {}
+        """The entries of runs that are over."""
         self._beats: dict[str, tuple[int, float]] = {}
         """For each run, its last heartbeat and when this process saw it first."""
 
@@ -80,22 +102,34 @@ class HistoryReader:
         runs = self._listed()
         if not runs:
             return None
-        chosen = sorted(runs, reverse=True)[:KEPT_RUNS]
-        self._load([file for run in chosen for _part, file in runs[run].parts], last)
+        before, self._known = self._known, {}
         found, facts, notes = [], [], []
-        checkpoints = 0
-        for run in chosen:
-            entry = self._observed(stored_run(self._storage, self._paths, *run, runs[run].entry))
+        checkpoints = figures = 0
+        for run in sorted(runs, reverse=True)[:KEPT_RUNS]:
+            entry = self._observed(self._entry(run, runs[run].entry))
             found.append(entry)
             notes += [entry.problem] if entry.problem else []
             if checkpoints < KEPT_CHECKPOINTS:
-                facts.append(self._run(entry, runs[run].parts, notes))
-                checkpoints += sum(len(events.checkpoints) for events in facts[-1].events)
+                files = [file for _named, file in runs[run].parts]
+                self._load(files, before, last, bare=figures >= KEPT_SUBTASKS)
+                facts.append(self._run(entry, files, notes))
+                ended = [one for events in facts[-1].events for one in events.checkpoints]
+                checkpoints += len(ended)
+                figures += sum(len(one.subtasks) for one in ended)
         whole = merged(facts, self._storage.url, self._paths.job)
         # The findings of a run that is alive are its own. Of one that is gone, only its facts are left.
         health = whole.health if found[0].alive else findings(msgspec.structs.replace(whole, health=()))
         health += tuple(_finding(note) for note in notes)
         return JobHistory(msgspec.structs.replace(whole, health=health), tuple(found), tuple(notes))
+
+    def _entry(self, run: tuple[int, str], file: StoredFile | None) -> FoundRun:
+        known = self._ended.get(run)
+        if known is not None and file is not None and known[0] == file:
+            return known[1]
+        entry = stored_run(self._storage, self._paths, *run, file)
+        if entry.liveness == "ended" and file is not None:
+            self._ended[run] = (file, entry)
+        return entry
 
     def _listed(self) -> Mapping[tuple[int, str], _Files]:
         runs: dict[tuple[int, str], _Files] = {}
@@ -113,42 +147,61 @@ class HistoryReader:
             files.parts.sort(key=lambda pair: (pair[0].number or 0, pair[0].whole), reverse=True)
         return runs
 
-    def _load(self, files: Sequence[StoredFile], last: bool) -> None:
-        """Read the files that are not known yet, several at a time."""
-        known = {file.path: self._known[file.path] for file in files if self._is_known(file)}
-        missing = list(_within(MAX_READ_BYTES, [file for file in files if file.path not in known]))
+    def _load(self, files: Sequence[StoredFile], before: Mapping[str, _Loaded], last: bool, *, bare: bool) -> None:
+        """Read the files that were not known before, several at a time. `bare`: without figures of subtasks."""
+        for file in files:
+            if file.path in before and before[file.path].file == file:
+                self._known[file.path] = before[file.path]
+        missing = [file for file in files if file.path not in self._known]
+        while missing and sum(file.size for file in missing) > MAX_FILES_BYTES:
+            # The oldest one goes. Files of this size are none that a run has written.
+            left_out = missing.pop()
+            where = f"{self._storage.url}/{left_out.path}"
+            self._known[left_out.path] = _Loaded(
+                left_out, HistoryError(f"{where}: the files of this run are too large")
+            )
+        if not missing:
+            return
         with ThreadPoolExecutor(_AT_ONCE, "strandline-history-reader") as pool:
-            for file, part in zip(missing, pool.map(lambda one: self._part(one, last), missing), strict=True):
-                known[file.path] = (file, part)
-        self._known = known
+            contents = pool.map(lambda file: self._content(file, last), missing)
+            for file, content in zip(missing, contents, strict=True):
+                self._known[file.path] = self._loaded(file, content, bare)
 
-    def _is_known(self, file: StoredFile) -> bool:
-        return file.path in self._known and self._known[file.path][0] == file
-
-    def _part(self, file: StoredFile, last: bool) -> Part | HistoryError:
+    def _content(self, file: StoredFile, last: bool) -> bytes | HistoryError:
         where = f"{self._storage.url}/{file.path}"
         if file.size > MAX_FILE_BYTES:
             return HistoryError(f"{where}: it has {file.size:,} bytes, too many for a part of the history")
         try:
-            part = decode_part(self._storage.read_range(file.path, 0, MAX_FILE_BYTES), where)
-        except HistoryError as error:
-            return error
+            return self._storage.read_range(file.path, 0, MAX_FILE_BYTES)
         except NotFoundError:
             if not last:
                 raise
             return HistoryError(f"{where}: this part of the history was deleted while it was read; look again")
+
+    def _loaded(self, file: StoredFile, content: bytes | HistoryError, bare: bool) -> _Loaded:
+        if isinstance(content, HistoryError):
+            return _Loaded(file, content)
+        where = f"{self._storage.url}/{file.path}"
+        room = MAX_READ_BYTES - sum(one.size for one in self._known.values())
+        try:
+            part = decode_part(content, where, min(room, MAX_CONTENT_BYTES))
+        except HistoryError as error:
+            return _Loaded(file, error)
         named = self._paths.parse_history(file.path)
         assert named is not None
         if (part.run, part.number, part.whole, part.job) != (named.run, named.number, named.whole, self._paths.job):
-            return HistoryError(f"{where}: this part belongs to another place of the history, or to another job")
-        return part
+            return _Loaded(
+                file,
+                HistoryError(f"{where}: this part belongs to another place of the history, or to another job"),
+            )
+        return _Loaded(file, _without_subtasks(part) if bare else part, content_bytes(content))
 
-    def _run(self, found: FoundRun, files: Iterable[tuple[HistoryFile, StoredFile]], notes: list[str]) -> RunFacts:
+    def _run(self, found: FoundRun, files: Iterable[StoredFile], notes: list[str]) -> RunFacts:
         """What the files of a run tell: the newest facts, and the events of all parts back to a whole one."""
         head: JobFacts | None = None
         events = []
-        for _named, file in files:
-            part = self._known[file.path][1] if file.path in self._known else _left_out(self._storage, file)
+        for file in files:
+            part = self._known[file.path].part
             if isinstance(part, HistoryError):
                 notes.append(str(part))
                 continue
@@ -177,17 +230,9 @@ class HistoryReader:
         return replace(found, liveness="dead") if now - since > DEAD_SECONDS else found
 
 
-def _within(limit: int, files: Iterable[StoredFile]) -> Iterator[StoredFile]:
-    total = 0
-    for file in files:
-        total += min(file.size, MAX_FILE_BYTES)
-        if total > limit:
-            return
-        yield file
-
-
-def _left_out(storage: Storage, file: StoredFile) -> HistoryError:
-    return HistoryError(f"{storage.url}/{file.path}: the history is too large; this part of it was not read")
+def _without_subtasks(part: Part) -> Part:
+    bare = tuple(replace(one, subtasks=()) for one in part.events.checkpoints)
+    return msgspec.structs.replace(part, events=msgspec.structs.replace(part.events, checkpoints=bare))
 
 
 def _finding(note: str) -> Finding:

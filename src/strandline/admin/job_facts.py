@@ -63,6 +63,8 @@ class Logs:
     names: Callable[[], list[str]]
     read: Callable[[str, int], LogText]
     """The end of the log of a process: at most so many bytes."""
+    grow: bool
+    """Whether the job runs here, so that lines may be added."""
 
 
 def logs_of(job: FoundJob, where: Where) -> Logs:
@@ -72,6 +74,7 @@ def logs_of(job: FoundJob, where: Where) -> Logs:
         return Logs(
             lambda: asked(job, lambda _client: client.processes(job.id)),
             lambda process, size: asked(job, lambda _client: client.log(job.id, process, size)),
+            grow=True,
         )
     view = history_of(job, where)
-    return Logs(lambda: list(view.processes()), view.log)
+    return Logs(lambda: list(view.processes()), view.log, grow=False)

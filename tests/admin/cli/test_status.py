@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,12 +17,16 @@ import pytest
 from strandline.admin.cli.logs import added
 from strandline.admin.cli.words import lasted, one_line
 from strandline.observe.facts import Finding, JobFacts
+from strandline.observe.registry import Registration, local_runs
+from strandline.observe.views import LogText
+from strandline.rest.server import Served
 from strandline.runtime.driver.figures import RunFigures, SourceFigures
 from strandline.runtime.driver.status import RunStatus
 from tests.admin.cli.commands import strandline
 from tests.admin.cli.local_jobs import local_job, registered
 from tests.observe.generated import generated_facts
 from tests.rest.served import GivenJob, serving
+from tests.waiting import wait_until
 
 HOSTILE = "evil\x1b]0;owned\x07\x1b[2J\u202e[bold]\nline"
 PRESSED = Finding(
@@ -203,6 +210,53 @@ def test_the_page_of_a_running_job_is_opened_with_its_token(runs_dir: Path) -> N
         assert strandline("ui", "--json").json["url"] == client.served.url
     assert "0 jobs of this user run on this host" in " ".join(strandline("ui", code=3).stderr.split())
     assert "give one job, or" in " ".join(strandline("ui", "visits", "./ckpt", code=2).stderr.split())
+
+
+def test_following_a_log_ends_with_the_job(runs_dir: Path) -> None:
+    """The log has grown when it is read again, and the job has ended when it is read a third time."""
+    reads = []
+
+    class Growing(GivenJob):
+        def log(self, process: str, max_bytes: int = 100_000) -> LogText:
+            reads.append(process)
+            if len(reads) == 3:
+                self.given = generated_facts(status=RunStatus.FINISHED)
+                registration.close()
+            return LogText(process, "".join(f"line {number}\n" for number in range(len(reads))))
+
+    def closes_after_four_reads(served: Served) -> None:
+        wait_until(lambda: len(reads) > 3)
+        served.close()
+
+    view = Growing(generated_facts())
+    with serving(view) as client:
+        registration = Registration(view, None, client.served.url, client.served.token)
+        wait_until(local_runs, what="the entry")
+        closing = threading.Thread(target=closes_after_four_reads, args=(client.served,))
+        closing.start()
+        shown = strandline("logs", "visits", "--follow").stdout.splitlines()
+        closing.join(30)
+    assert shown[:4] == [f"line {number}" for number in range(4)]
+
+
+def test_the_shell_completes_commands_and_the_names_of_jobs(runs_dir: Path) -> None:
+    def completed(words: str) -> list[str]:
+        environment = {"_STRANDLINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "1"}
+        if words.count(" ") > 1:
+            environment["COMP_CWORD"] = "2"
+        command = "from strandline.admin.cli.main import app; app(prog_name='strandline')"
+        ended = subprocess.run(
+            [sys.executable, "-c", command],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return ended.stdout.split()
+
+    with local_job(GivenJob(generated_facts())):
+        assert completed("strandline resc") == ["rescale"]
+        assert completed("strandline status vi") == ["visits"]
 
 
 def test_a_wrong_command_line_is_a_usage_error(runs_dir: Path) -> None:

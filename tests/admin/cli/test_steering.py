@@ -194,6 +194,10 @@ def test_entries_that_are_not_this_users_are_not_believed(runs_dir: Path) -> Non
     damaged = folder / f"{'b' * 32}.json"
     damaged.write_text('{"job": "visits\x1b[2J", ')
     damaged.chmod(0o600)
+    if os.geteuid() == 0:  # only root can give files away
+        foreign = folder / f"{'c' * 32}.json"
+        foreign.write_bytes(damaged.read_bytes())
+        os.chown(foreign, 12345, 12345)
     ended = strandline("list")
     assert "No jobs on this host" in ended.stdout
     assert "cannot be read" in ended.stderr

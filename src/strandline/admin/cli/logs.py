@@ -40,7 +40,7 @@ def logs(
     driver: Annotated[bool, typer.Option("--driver", help="The driver; so it is without any of these.")] = False,
     lines: Annotated[int, typer.Option("--lines", min=1, help="How many of the last lines.")] = 100,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with lines that are added, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Go on with lines that are added, until the job ends.")
     ] = False,
     checkpoint_dir: CheckpointDirs = None,
     url: Url = "",
@@ -66,7 +66,7 @@ def logs(
         print_json({"process": text.process, "cut": text.cut or len(shown) > lines, "lines": shown[-lines:]})
         return
     _print("\n".join(text.text.splitlines()[-lines:]))
-    if follow:
+    if follow and found.grow:
         _follow(read, text.text)
 
 

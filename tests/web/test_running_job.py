@@ -1,4 +1,4 @@
-"""The page of a job that really runs: every tab, a savepoint and a rescale by button, and a slot that is killed."""
+"""The page of a job that runs: every tab, a savepoint and a rescale by button, a killed slot, a killed driver."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import strandline as sl
+from strandline.observe.facts import job_id
+from strandline.observe.history_jobs import HistoryJobs
+from strandline.rest.server import RestSettings, serve_jobs
+from tests.jobs.driver import Driver
 from tests.jobs.kills import slot_pid
-from tests.jobs.place import Place, batches
+from tests.jobs.place import MILLISECOND, Place, batches, write_input
 from tests.web.browser import opened
 
 TOKEN = "a-token-for-the-page"
@@ -98,7 +102,9 @@ class TestAPersonOnCall:
         on_call.tab("Rescales")
         expect(page.get_by_role("table", name="Statuses of the run")).to_contain_text("running")
         on_call.tab("Logs")
-        expect(page.get_by_role("heading", name="Logs")).to_be_visible()
+        expect(page.get_by_label("Process").locator("option", has_text="slot-1")).to_be_attached()
+        page.get_by_label("Process").select_option("slot-1")
+        expect(page.get_by_role("region", name="Log of slot-1")).to_be_visible()
 
     def test_writes_a_savepoint_by_button(self, on_call: OnCall) -> None:
         page = on_call.page
@@ -135,3 +141,26 @@ class TestAPersonOnCall:
         expect(failures).to_contain_text(re.compile(r"slot 1: .*(killed|SIGKILL|signal|ended|exit)", re.IGNORECASE))
         on_call.tab("Rescales")
         expect(on_call.page.get_by_role("table", name="Recoveries")).to_contain_text("Rebuilt slot 1")
+
+
+def test_the_page_of_a_killed_driver_says_so_and_keeps_what_was_known(browser: Browser, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "ckpt"
+    served = serve_jobs(HistoryJobs([str(checkpoints)]), RestSettings(ports=range(0, 1)))
+    try:
+        with Driver(tmp_path) as driver:
+            (tmp_path / "in").mkdir()
+            for number, rows in enumerate(batches(20)):
+                write_input(tmp_path / "in", f"{number:05d}", rows, (number + 1) * MILLISECOND)
+            driver.start()
+            driver.await_run()
+            with opened(browser, served.url, f"#/jobs/{job_id(str(checkpoints), 'visits')}/checkpoints") as page:
+                expect(page.locator(".pill").first).to_have_text("running", timeout=PATIENCE)
+                expect(page.locator("#why-not")).to_contain_text("the job runs elsewhere")
+                card = page.locator(".card", has_text="Latest Completed Checkpoint")
+                expect(card).to_contain_text("End to End Duration", timeout=PATIENCE)
+                driver.kill()
+                expect(page.locator(".pill").first).to_have_text("driver lost", timeout=PATIENCE)
+                expect(page.locator(".finding.critical")).to_contain_text("The driver is gone")
+                expect(card).to_contain_text("End to End Duration")
+    finally:
+        served.close()

@@ -17,12 +17,14 @@ from strandline.observe.facts import JobFacts
 from strandline.observe.history_format import encode_part
 from strandline.observe.run_record import RunRecord
 from strandline.observe.views import JobView
-from strandline.storage import JobPaths, Storage, StoredFile, open_storage
+from strandline.storage import JobPaths, LocalStorage, Storage, StoredFile, open_storage
 
 log = logging.getLogger(__name__)
 
 WRITE_SECONDS = 12.0
 """How often a part is written. With the heartbeats of the run's entry, that makes eleven writes a minute."""
+LOCAL_WRITE_SECONDS = 2.0
+"""The same for a local disk, where a write costs little."""
 MOST_AT_ONCE = 3
 """How many parts may come early in a row, because something happened that is worth saving at once."""
 PARTS_PER_WHOLE = 24
@@ -75,6 +77,7 @@ class RunHistory:
         self._number = 0
         self._files: set[str] = set()
         """The files that the next whole part stands for."""
+        self._every = LOCAL_WRITE_SECONDS if isinstance(storage, LocalStorage) else WRITE_SECONDS
         self._next = clock()
         self._early = float(MOST_AT_ONCE)
         self._refilled = clock()
@@ -88,14 +91,14 @@ class RunHistory:
     def is_due(self) -> bool:
         """Whether it is time to write a part: the last one was written long ago, or something has happened."""
         now = self._clock()
-        self._early = min(float(MOST_AT_ONCE), self._early + (now - self._refilled) / WRITE_SECONDS)
+        self._early = min(float(MOST_AT_ONCE), self._early + (now - self._refilled) / self._every)
         self._refilled = now
         return now >= self._next or (self._soon and self._early >= 1.0)
 
     def write(self, *, whole: bool = False) -> None:
         """Writes a part, or a whole part. Raises `StorageError`; what could not be written is in the next part."""
         # Also after a failure: a storage that fails is not asked more often.
-        self._next = self._clock() + WRITE_SECONDS
+        self._next = self._clock() + self._every
         self._early -= 1.0
         self._soon = False
         # A whole part of this number may be there, if a write failed.

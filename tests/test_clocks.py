@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "strandline"
 SHOWN = {
     "checkpointing.py": "the time of a checkpoint",
     "recoveries.py": "the time of a recovery",
+    "run_records.py": "the time of a status and of a failure",
     "opening.py": "the time of a restore",
     "run_figures.py": "how far the watermark is behind the time of day",
     "run_summary.py": "how long ago the last checkpoint was",

@@ -13,7 +13,7 @@ from strandline.observe.samples import Samples
 from strandline.observe.subtasks import WINDOW_NS, SlotWindow
 from strandline.runtime.driver.events import CheckpointEnded, Recovered
 from strandline.runtime.driver.figures import RunFigures, SourceFigures
-from strandline.runtime.driver.recoveries import Recovery
+from strandline.runtime.driver.recoveries import Began, Recovery
 from strandline.runtime.driver.run_records import KEPT_RECORDS, MAX_TEXT, RunRecords
 from strandline.runtime.driver.slot_samples import SlotSample
 from strandline.runtime.driver.status import RunStatus
@@ -128,7 +128,7 @@ def figures(rows: int, batch_ms: float = 100.0) -> RunFigures:
 def test_a_sample_counts_rows_over_the_last_seconds_and_is_kept_for_some_minutes() -> None:
     samples = Samples()
     for second in range(1000):
-        samples.take(5000.0 + second, figures(100 * second if second < 900 else 90_000), ())
+        samples.take(Began(5000.0 + second, second), figures(100 * second if second < 900 else 90_000), ())
     kept = samples.all()
     assert (len(kept), kept[-1].time_ms) == (600, 5_999_000)
     assert (kept[-101].rows_per_second, kept[-101].rows_out_per_second) == (100.0, 10.0)
@@ -139,15 +139,15 @@ def test_a_sample_counts_rows_over_the_last_seconds_and_is_kept_for_some_minutes
 def test_a_batch_that_takes_long_does_not_look_like_no_rows() -> None:
     samples = Samples()
     for second in range(120):
-        samples.take(float(second), figures(30_000 * (second // 30), batch_ms=30_000), ())
+        samples.take(Began(0.0, second), figures(30_000 * (second // 30), batch_ms=30_000), ())
     assert all(one.rows_per_second > 0 for one in samples.all()[60:])
 
 
 def test_a_run_that_goes_back_to_a_checkpoint_has_no_negative_rate() -> None:
     samples = Samples()
     for second, rows in enumerate((0, 500, 1000, 200)):
-        samples.take(float(second), figures(rows), ())
-    samples.take(20.0, figures(100), ())
+        samples.take(Began(0.0, second), figures(rows), ())
+    samples.take(Began(0.0, 20.0), figures(100), ())
     assert min(one.rows_per_second for one in samples.all()) >= 0
 
 

@@ -8,7 +8,6 @@ import os
 import platform
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
@@ -31,7 +30,7 @@ from strandline.observe.subtasks import SlotWindow
 from strandline.observe.views import JobControl, LogText
 from strandline.redaction import shown
 from strandline.runtime.driver.plan import Graph
-from strandline.runtime.driver.recoveries import Rescaling, first_line
+from strandline.runtime.driver.recoveries import Began, Rescaling, first_line
 from strandline.runtime.driver.restore.savepoints import SavepointFormat
 from strandline.runtime.driver.run import Run
 from strandline.runtime.driver.run_records import RunFailure
@@ -198,7 +197,7 @@ class LiveJob:
     # --- facts -----------------------------------------------------------------------------------
 
     def _taken(self) -> JobFacts:
-        now, run = time.time(), self._run
+        now, run = Began.now(), self._run
         figures, records, ended = run.last_figures(), run.records, run.status.ended
         graph = with_parallelism(self._vertices, figures.parallelism or run.config.parallelism or 1, figures.sources)
         steps = [vertex for vertex in graph if vertex.kind == "step"]
@@ -212,7 +211,7 @@ class LiveJob:
             name=run.name,
             run=run.id,
             status=run.status,
-            taken_ms=int(now * 1000),
+            taken_ms=int(now.time * 1000),
             start_ms=statuses[0].time_ms,
             end_ms=statuses[-1].time_ms if ended else None,
             error="" if run.error is None else shown(f"{type(run.error).__name__}: {first_line(str(run.error))}"),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from strandline.observe.facts import KEPT_SAMPLES, Sample, SubtaskFacts
 from strandline.runtime.driver.figures import RunFigures, SourceFigures
+from strandline.runtime.driver.recoveries import Began
 
 RATE_SECONDS = 10.0
 """Over how many seconds rows are counted at least. Rows count when their batch is committed."""
@@ -18,20 +19,20 @@ class Samples:
     def __init__(self) -> None:
         self._kept: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
         self._rows: deque[tuple[float, int, int]] = deque(maxlen=KEPT_SAMPLES)
-        """At which time, in seconds, how many rows had been read and given in all."""
+        """At which time, by a clock that nobody sets, how many rows had been read and given in all."""
 
     def all(self) -> tuple[Sample, ...]:
         return tuple(self._kept)
 
-    def take(self, time_s: float, figures: RunFigures, subtasks: Sequence[SubtaskFacts]) -> None:
-        """Take a sample at `time_s`, in seconds since the epoch."""
-        self._rows.append((time_s, figures.rows, figures.rows_out))
+    def take(self, at: Began, figures: RunFigures, subtasks: Sequence[SubtaskFacts]) -> None:
+        """Take a sample."""
+        self._rows.append((at.steady, figures.rows, figures.rows_out))
         # Two batches at least: else a long batch would show as no rows at all, and then as too many.
         read, given = self._rates(max(RATE_SECONDS, 2 * figures.batch_duration_ms / 1000))
         hits = [one.cache_hit_ratio for one in subtasks if one.cache_hit_ratio is not None]
         self._kept.append(
             Sample(
-                time_ms=int(time_s * 1000),
+                time_ms=int(at.time * 1000),
                 rows_per_second=read,
                 rows_out_per_second=given,
                 batch_ms=figures.batch_duration_ms,

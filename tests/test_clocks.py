@@ -17,6 +17,7 @@ SHOWN = {
     "background_uploads.py": "the time of a barrier",
     "slot_processes.py": "the time of a barrier; the name of a file",
     "changelog.py": "the time of a barrier",
+    "opentelemetry_listener.py": "the time of a span, if the report of a batch has none",
 }
 KEPT = {
     "launcher.py": "the name of a task manager",

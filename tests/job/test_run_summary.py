@@ -94,3 +94,11 @@ def test_a_status_equals_its_text() -> None:
     assert str(sl.RunStatus("cancelled")) == "cancelled"
     ended = [str(status) for status in sl.RunStatus if status.ended]
     assert ended == ["finished", "stopped", "cancelled", "failed"]
+
+
+def test_the_table_shows_what_is_wrong_and_where_the_page_is() -> None:
+    finding = sl.Finding("back-pressure", "warning", "<b>slow</b>", "71 % of the time.", "Rescale.", "counts")
+    table = summary_html(summary(), [finding], 'http://127.0.0.1:8081/"')
+    assert "<th>health: warning</th><td>&lt;b&gt;slow&lt;/b&gt;: 71 % of the time. Rescale.</td>" in table
+    assert '<a href="http://127.0.0.1:8081/&quot;">' in table
+    assert "health" not in summary_html(summary())

@@ -95,7 +95,7 @@ def _expires(step: StepDescription, declared: Sequence[StateDescriptor]) -> bool
         case "deduplicate":
             return step.parameters.get("ttl_ms") is not None
         case "join":
-            return bool(step.times)
+            return step.parameters.get("lower_ms") is not None
         case "aggregate":
             return False
         case _:

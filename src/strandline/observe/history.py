@@ -17,7 +17,8 @@ from strandline.observe.facts import JobFacts
 from strandline.observe.history_format import encode_part
 from strandline.observe.run_record import RunRecord
 from strandline.observe.views import JobView
-from strandline.storage import JobPaths, LocalStorage, Storage, StoredFile, open_storage
+from strandline.storage import JobPaths, Storage, StoredFile, open_storage
+from strandline.storage.local import LocalStorage
 
 log = logging.getLogger(__name__)
 

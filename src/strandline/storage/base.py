@@ -99,7 +99,7 @@ class Storage(ABC):
             after = f"{name}0" if slash else name  # "0" comes right after "/"
             if slash:
                 found = (*found, name)
-        return found
+        return tuple(sorted(found))  # `a-b/` is listed before `a/`
 
     def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
         """The temporary files below the folder `prefix`, of writers that are at work or were killed.

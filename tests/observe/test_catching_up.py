@@ -46,6 +46,14 @@ def test_a_job_that_never_ran_faster_is_judged_by_its_busy_time() -> None:
     assert "by its busy time" in result.in_words()
 
 
+@pytest.mark.parametrize("busy", [0.0, 0.02])
+def test_a_job_that_is_nearly_idle_catches_up(busy: float) -> None:
+    result = catching_up(rated(1000.0, 1000.0, busy=busy), 60)
+    assert result is not None
+    assert result.capacity == 10_000.0, "not more than ten times what was seen"
+    assert result.seconds is not None
+
+
 def test_a_job_that_is_always_busy_never_catches_up() -> None:
     result = catching_up(rated(1000.0, 1000.0, busy=0.99), 60)
     assert result is not None

@@ -16,7 +16,7 @@ from strandline.runtime.protocol.figures import Facts
 LEAST_HEADROOM: Final = 1.05
 """A capacity less than 5 % above the input is none: rates differ by more from minute to minute."""
 LEAST_BUSY: Final = 0.05
-"""Below this share of busy time, a capacity that is computed from it is a guess."""
+"""A job that is busy for less counts as busy for so much: the share of a few milliseconds says little."""
 MOST_FACTOR: Final = 10.0
 """A capacity that is computed from busy time is at most this many times what was seen: something else limits it."""
 
@@ -74,8 +74,8 @@ def catching_up(facts: JobFacts, lost_s: float) -> CatchingUp | None:
     now, seen = rates[-1], max(rates)
     busy = minutes(samples, lambda one: max(one.busy, one.back_pressured))[-1]
     capacity, measured = seen, "seen"
-    if seen < LEAST_HEADROOM * now and LEAST_BUSY <= busy < 1:
-        capacity, measured = min(now / busy, MOST_FACTOR * seen), "busy"
+    if seen < LEAST_HEADROOM * now:
+        capacity, measured = min(now / max(busy, LEAST_BUSY), MOST_FACTOR * seen), "busy"
     restore_s = _restore_s(facts)
     repeated_s = _repeated_s(facts)
     waiting = now * (max(lost_s, 0.0) + restore_s + repeated_s)

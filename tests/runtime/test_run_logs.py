@@ -16,9 +16,10 @@ from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.operators.process.process_operator import ProcessOperator
 from strandline.runtime.driver.opening import pickle_operator
 from strandline.runtime.protocol.calls import NOTHING
+from strandline.runtime.protocol.coordinator_calls import Heartbeat
 from strandline.runtime.protocol.logs import KEPT_RUNS, ReadLog
 from strandline.runtime.protocol.messages import OperatorSpec
-from strandline.runtime.protocol.taskmanager_calls import SpareSlots
+from strandline.runtime.protocol.taskmanager_calls import SpareSlots, TaskManagerClient
 from strandline.runtime.task.launcher import ensure_task_manager
 from strandline.runtime.taskmanager.logs import RunLogs
 from strandline.state.coding.ddl import parse_schema
@@ -114,6 +115,25 @@ def test_the_driver_reads_logs_and_keeps_their_ends(tmp_path: Path) -> None:
     cluster.logs.keep_durably()
     kept = tmp_path / "durable" / JOB / "history" / "logs" / cluster.run.run_id
     assert sorted(path.name for path in kept.iterdir()) == ["driver.log", f"{manager}.log"]
+
+
+def test_a_heartbeat_does_not_end_a_task_manager_before_it_has_given_its_logs(tmp_path: Path) -> None:
+    cluster = cluster_without_spark(tmp_path)
+    wanted: list[bool] = []
+    collect = cluster.logs.collect
+
+    def collect_after_a_heartbeat(client: TaskManagerClient) -> None:
+        wanted.append(cluster.heartbeat(Heartbeat(identity, [], None)).wanted)
+        collect(client)
+
+    cluster.logs.collect = collect_after_a_heartbeat  # type: ignore[method-assign]  # between stop and shutdown
+    try:
+        identity = ensure_task_manager(cluster.run)
+    finally:
+        cluster.close()
+    assert wanted == [True]
+    assert not cluster.heartbeat(Heartbeat(identity, [], None)).wanted
+    assert len(cluster.logs.processes()) == 2
 
 
 def test_the_logs_of_the_newest_runs_stay_on_a_host(driver: Driver) -> None:

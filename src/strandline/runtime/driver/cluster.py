@@ -558,8 +558,10 @@ class Cluster(CoordinatorCalls):
 
         May be called again, for those that another thread has waited for too long.
         """
-        self._closed = True
+        # A task manager that learns from a heartbeat that nobody wants it ends at once. So heartbeats tell only those
+        # that could not be asked: the others stop their slots first, and give their logs.
         self._managers.end(patience, self.logs.collect)
+        self._closed = True
         self._server.close()
         with suppress(OSError):  # a task manager of this host is still there, and will remove the folder
             socket_folder(self._run_id).rmdir()

@@ -1,4 +1,4 @@
-"""A job that really runs, steered over HTTP: checkpoint, savepoint, profile, rescale, stop; and what it answers afterwards."""
+"""A job that really runs, steered over HTTP: checkpoint, savepoint, profile, rescale, stop; and what it says then."""
 
 from __future__ import annotations
 

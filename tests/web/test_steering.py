@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.rest.served import Client, serving
 from tests.rest.steered import SteeredJob
+from tests.waiting import wait_until
 from tests.web.browser import opened
 from tests.web.jobs import given, lost_job, running_job
 
@@ -74,7 +75,7 @@ def test_a_rescale_says_its_steps_and_blocks_other_changes(browser: Browser, job
     [
         ("Checkpoint", "Take a checkpoint", ("checkpoint", False), "Checkpoint 19 completed."),
         ("Stop", "Stop the job", ("stop", None, "canonical", False), "The job stopped after a last checkpoint."),
-        ("Cancel", "Cancel the job", ("cancel",), "The job is cancelled."),
+        ("Cancel", "Cancel the job", ("cancel",), "The job is being cancelled."),
     ],
 )
 def test_a_button_does_what_its_dialog_says(
@@ -85,7 +86,7 @@ def test_a_button_does_what_its_dialog_says(
         press(page, button)
         page.get_by_role("dialog").get_by_role("button", name=confirm).click()
         expect(page.locator(".operations .good")).to_contain_text(result)
-        assert job.asked == [asked]
+        wait_until(lambda: job.asked == [asked], what="the call")
 
 
 def test_an_error_is_said_in_words(browser: Browser, job: SteeredJob) -> None:

@@ -90,7 +90,7 @@ function cancel(store) {
     action: "Cancel the job",
     danger: true,
     confirm: () => run(store, "Cancel", {
-      method: "PATCH", path: [], query: "?mode=cancel", exclusive: true, ends: true, words: () => "The job is cancelled.",
+      method: "PATCH", path: [], query: "?mode=cancel", exclusive: true, ends: true, words: () => "The job is being cancelled. Its status says when it has ended.",
     }),
   });
 }

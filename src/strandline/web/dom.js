@@ -34,8 +34,11 @@ function patchChildren(parent, children) {
   const old = new Map();
   let number = 0;
   for (const node of parent.childNodes) old.set(node.__id ?? "#foreign" + number++, node);
+  const taken = new Set();
   const wanted = children.map((child, index) => {
-    const id = identity(child, index);
+    let id = identity(child, index);
+    while (taken.has(id)) id += "'"; // two things of one name
+    taken.add(id);
     const node = old.get(id);
     old.delete(id);
     return [child, id, node];

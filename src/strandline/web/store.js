@@ -45,7 +45,7 @@ export class JobStore {
     if (news.length) {
       const first = news[0].id;
       const older = this.checkpoints.filter((one) => one.id < first);
-      this.checkpoints = [...news].reverse().concat(older);
+      this.checkpoints = [...news].reverse().concat(older).slice(0, KEPT_CHECKPOINTS);
     }
     const since = this.samples.at(-1)?.time_ms ?? 0;
     this.samples = this.samples.concat(facts.samples.filter((one) => one.time_ms > since)).slice(-KEPT_SAMPLES);

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from tests.admin.cli.commands import strandline
 from tests.observe.generated import generated_facts
 from tests.rest.served import ANY_PORT, GivenJob, GivenJobs
 from tests.rest.steered import SteeredJob
+from tests.s3 import BUCKET, KEYS
 from tests.waiting import wait_until
 
 
@@ -70,6 +72,22 @@ def test_a_job_that_has_ended_is_known_by_its_name_and_by_its_directory(stopped:
     assert strandline("status", "visits", "-c", str(place)).stdout.startswith("visits  stopped ran 1 h")
     assert strandline("status", stopped.id[:6], "-c", str(place), "--json").json["status"] == "stopped"
     strandline("status", "visits", "-c", str(place), "--check", code=4)
+
+
+def test_jobs_of_an_object_store_are_listed_and_shown(runs_dir: Path, tmp_path: Path, s3_endpoint: str) -> None:
+    options, url = {**KEYS, "endpoint": s3_endpoint}, f"s3://{BUCKET}/cli-{uuid.uuid4().hex}"
+    facts = generated_facts(samples=0, status=RunStatus.STOPPED)
+    facts = msgspec.structs.replace(facts, checkpoint_dir=url, id=job_id(url, facts.name))
+    storage = open_storage(url, options)
+    history, registration = HistoryWriter(GivenJob(facts), storage), Registration(GivenJob(facts), storage)
+    history.close()
+    registration.close()
+    given = []
+    for name, value in options.items():
+        (tmp_path / name).write_text(value)
+        given += ["-o", f"{name}=@{tmp_path / name}"]
+    assert strandline("list", "-a", "--json", url, *given).json[0]["id"] == facts.id
+    assert strandline("status", "visits", "-c", url, *given).stdout.startswith("visits  stopped ran 1 h")
 
 
 def changed(path: Path, **fields: object) -> None:

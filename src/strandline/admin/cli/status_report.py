@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -246,10 +246,3 @@ def _subtasks(facts: JobFacts, most: int) -> Iterable[RenderableType]:
     yield table
     if len(busiest) > most:
         yield Text(f"{most} of {len(busiest):,} subtasks; --subtasks N shows more", style="dim")
-
-
-def as_document(value: object) -> dict[str, Any]:
-    """A struct as plain values."""
-    import msgspec
-
-    return cast("dict[str, Any]", msgspec.json.decode(msgspec.json.encode(value)))

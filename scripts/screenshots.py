@@ -124,7 +124,7 @@ def main() -> None:
             page.get_by_role("button", name="Sample for 10 seconds").click()
             expect(page.locator(".flame svg")).to_be_visible(timeout=30_000)
             page.locator("#step").screenshot(path=IMAGES / "page-step.png")
-        with opened(browser, url, f"{job}/checkpoints/history", size={"width": 1280, "height": 900}) as page:
+        with opened(browser, url, f"{job}/checkpoints/history", size={"width": 1280, "height": 1240}) as page:
             page.locator("tr", has_text="COMPLETED").nth(1).get_by_role("button").click()
             page.get_by_role("button", name="Open the subtasks of pages").click()
             page.wait_for_timeout(300)

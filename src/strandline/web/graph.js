@@ -5,7 +5,7 @@ import { bytes, duration, percent, short } from "./format.js";
 import { choice, choose, contentWidth, narrow } from "./ui.js";
 
 const WIDE = 236;
-const TALL = { source: 128, step: 178, sink: 112 };
+const TALL = { source: 128, step: 178, sink: 112, "one of the sinks": 82 };
 const GAP = 56;
 
 /** Shares of the subtasks of a step: the highest ones, as Flink's graph shows them, and the mean ones. */
@@ -40,7 +40,8 @@ function columnsOf(graph) {
 /** Flow is to the right on a laptop and downwards on a phone. */
 export function jobGraph(facts) {
   if (!facts.graph.length) return h("p", { class: "empty" }, "The graph is not known.");
-  const columns = columnsOf(facts.graph);
+  const sinks = facts.graph.filter((one) => one.kind === "sink").length;
+  const columns = columnsOf(facts.graph.map((one) => ({ ...one, size: one.kind === "sink" && sinks > 1 ? "one of the sinks" : one.kind })));
   const places = narrow() ? downwards(columns, contentWidth() - 6) : rightwards(columns, contentWidth() - 6);
   const all = [...places.values()];
   const width = Math.max(...all.map((one) => one.x + one.wide));
@@ -60,14 +61,14 @@ export function jobGraph(facts) {
 function rightwards(columns, room) {
   const between = 20;
   const gap = Math.max(28, Math.min(GAP, (room - columns.length * WIDE) / Math.max(1, columns.length - 1)));
-  const tallOf = (column) => column.reduce((sum, one) => sum + TALL[one.kind] + between, -between);
+  const tallOf = (column) => column.reduce((sum, one) => sum + TALL[one.size] + between, -between);
   const height = Math.max(...columns.map(tallOf));
   const places = new Map();
   columns.forEach((column, across) => {
     let y = (height - tallOf(column)) / 2;
     for (const vertex of column) {
-      places.set(vertex.id, { x: across * (WIDE + gap), y, wide: WIDE, tall: TALL[vertex.kind] });
-      y += TALL[vertex.kind] + between;
+      places.set(vertex.id, { x: across * (WIDE + gap), y, wide: WIDE, tall: TALL[vertex.size] });
+      y += TALL[vertex.size] + between;
     }
   });
   return places;
@@ -82,8 +83,8 @@ function downwards(columns, room) {
   for (const column of columns) {
     const wide = wideOf(column);
     const left = (width - column.length * (wide + between) + between) / 2;
-    column.forEach((vertex, at) => places.set(vertex.id, { x: left + at * (wide + between), y, wide, tall: TALL[vertex.kind] }));
-    y += Math.max(...column.map((one) => TALL[one.kind])) + 34;
+    column.forEach((vertex, at) => places.set(vertex.id, { x: left + at * (wide + between), y, wide, tall: TALL[vertex.size] }));
+    y += Math.max(...column.map((one) => TALL[one.size])) + 34;
   }
   return places;
 }

@@ -20,7 +20,7 @@ from tests.rest.served import Client, GivenJob, serving
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """A server whose patience is short."""
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 1.5)
     monkeypatch.setattr(guard, "BODY_SECONDS", 0.5)
     with serving(GivenJob(generated_facts(samples=1))) as client:
         yield client
@@ -76,7 +76,7 @@ def test_a_connection_that_is_used_stays(quick: Client) -> None:
         answer = connection.getresponse()
         assert (answer.status, len(answer.read()) > 0) == (200, True)
         assert connection.sock is first
-        time.sleep(0.15)
+        time.sleep(0.3)
     connection.close()
 
 

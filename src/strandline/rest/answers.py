@@ -15,6 +15,8 @@ from strandline.observe.facts import JobFacts
 KEPT_JOBS = 64
 KEPT_ANSWERS = 64
 """How many encoded answers are kept for each job, all made of the same facts."""
+KEPT_BYTES = 64_000_000
+"""How large all kept answers are together."""
 
 
 class RestError(Exception):
@@ -53,6 +55,7 @@ class AnswerCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._bytes = 0
         self._jobs: OrderedDict[str, tuple[JobFacts, OrderedDict[str, Answer]]] = OrderedDict()
 
     def get(self, facts: JobFacts, key: str, build: Callable[[], object]) -> Answer:
@@ -66,17 +69,24 @@ class AnswerCache:
         answer = Answer(body, f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
         with self._lock:
             answers = self._known(facts)
+            self._bytes += len(body) - len(answers[key].body if key in answers else b"")
             answers[key] = answer
             while len(answers) > KEPT_ANSWERS:
-                answers.popitem(last=False)
+                self._bytes -= len(answers.popitem(last=False)[1].body)
+            while self._bytes > KEPT_BYTES and self._jobs:
+                self._forget(next(iter(self._jobs)))
         return answer
 
     def _known(self, facts: JobFacts) -> OrderedDict[str, Answer]:
         kept = self._jobs.get(facts.id)
         if kept is None or kept[0] is not facts:
-            kept = (facts, OrderedDict())
-            self._jobs[facts.id] = kept
+            self._forget(facts.id)
+            kept = self._jobs[facts.id] = (facts, OrderedDict())
         self._jobs.move_to_end(facts.id)
         while len(self._jobs) > KEPT_JOBS:
-            self._jobs.popitem(last=False)
+            self._forget(next(iter(self._jobs)))
         return kept[1]
+
+    def _forget(self, job: str) -> None:
+        _, answers = self._jobs.pop(job, (None, {}))
+        self._bytes -= sum(len(answer.body) for answer in answers.values())

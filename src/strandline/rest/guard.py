@@ -48,13 +48,28 @@ class Guard:
         if refusal is not None:
             await _refuse(send, refusal)
             return
-        async with asyncio.timeout(ANSWER_SECONDS):
-            try:
-                body = await _body(receive)
-            except _BodyError as error:
-                await _refuse(send, Refusal(error.status, str(error)))
-                return
-            await self._app(scope, _once(body, receive), send)
+        try:
+            body = await _body(receive)
+        except _BodyError as error:
+            await _refuse(send, Refusal(error.status, str(error)))
+            return
+        await self._answer(scope, _once(body, receive), send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = False
+
+        async def noting(message: Message) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._app(scope, receive, noting)
+        except TimeoutError:
+            # An answer that has begun stays incomplete, and the server closes the connection.
+            if not began:
+                await _refuse(send, Refusal(503, f"there was no answer within {ANSWER_SECONDS:.0f} s; try again later"))
 
 
 class _BodyError(Exception):

@@ -235,6 +235,9 @@ def _uvicorn_server(jobs: Jobs, access: Access) -> tuple[FastAPI, uvicorn.Server
     from strandline.rest.app import create_app
     from strandline.rest.connections import HEADER_BYTES, MAX_CONNECTIONS, BoundedProtocol
 
+    errors = logging.getLogger("uvicorn.error")
+    if errors.level == logging.NOTSET:
+        errors.setLevel(logging.WARNING)  # not what a server says when it starts and ends; unless the user wants it
     app = create_app(jobs, access)
     return app, uvicorn.Server(
         uvicorn.Config(

@@ -65,7 +65,7 @@ class Service:
 
     def answer(self, facts: JobFacts, request: Request, build: Callable[[], object]) -> Response:
         """The answer to a request about one job. It is encoded once for each state of the job, and has a tag."""
-        answer = self._cache.get(facts, f"{request.url.path}?{request.url.query}"[:1000], build)
+        answer = self._cache.get(facts, f"{request.url.path}?{request.url.query}", build)
         headers = {"etag": answer.tag}
         if answer.tag in [tag.strip() for tag in request.headers.get("if-none-match", "").split(",")]:
             return Response(status_code=304, headers=headers)

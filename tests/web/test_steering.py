@@ -104,7 +104,7 @@ def test_an_error_is_said_in_words(browser: Browser, job: SteeredJob) -> None:
 def test_nothing_happens_without_the_confirmation(browser: Browser, job: SteeredJob) -> None:
     with page_of(browser, job) as (page, _):
         press(page, "Cancel")
-        page.get_by_role("dialog").get_by_role("button", name="Do not").click()
+        page.get_by_role("dialog").get_by_role("button", name="Do nothing").click()
         press(page, "Stop")
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)

@@ -31,7 +31,7 @@ def test_the_list_names_every_job_with_its_status_and_health(browser: Browser, s
         expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
         expect(page.get_by_role("row", name="visits")).to_contain_text("Back pressure (and 1 more)")
         expect(page.get_by_role("row", name=re.compile("^lost"))).to_contain_text("driver lost")
-        expect(page.get_by_role("row", name="broken")).to_contain_text("failed")
+        expect(page.get_by_role("row", name="broken")).to_contain_text("The run failed")
         page.get_by_role("link", name="visits").click()
         expect(page).to_have_title("visits · running – Strandline")
 

@@ -180,7 +180,7 @@ function remove(operation) {
 export function askForToken(why, then) {
   ask({
     title: "The server wants a token",
-    text: [why, "The token of a run is in a file that only its user can read: `strandline list` names the file; `strandline ui JOB` opens this page with the token."],
+    text: [why, "Every run has its own token. Its user gets it with the command strandline ui JOB, which prints the address of this page with the token."],
     fields: [textField({ name: "token", label: "Token", type: "password", required: true })],
     action: "Go on",
     confirm: ({ token }) => {

@@ -30,7 +30,7 @@ export function ask({ title, text, fields = [], action, danger = false, confirm 
       h("div", { id: "dialog-text" }, [text].flat().map((one) => h("p", null, one))),
       fields,
       h("div", { class: "buttons" },
-        h("button", { type: "button", on: { click: close } }, "Do not"),
+        h("button", { type: "button", on: { click: close } }, "Do nothing"),
         h("button", { type: "submit", class: danger ? "danger" : "primary" }, action))));
   dialog.showModal();
   (dialog.querySelector("input, select") ?? dialog.querySelector("button[type=submit]")).focus();

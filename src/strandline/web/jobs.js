@@ -37,7 +37,7 @@ export function jobList(jobs) {
       columns: [
         { name: "Job", value: (one) => one.name, class: "words", cell: (one) => h("a", { class: "job-link", href: "#/jobs/" + encodeURIComponent(one.jid) }, one.name) },
         { name: "Status", value: (one) => one.state, cell: (one) => h("span", { class: "pill " + flinkTone(one.state) }, one.state === "SUSPENDED" ? "driver lost" : one.state.toLowerCase()) },
-        { name: "Health", class: "words", cell: (one) => (one.state === "SUSPENDED" ? h("span", { class: "tone-critical" }, "The driver is gone") : healthWords(healths.get(one.jid)?.findings)) },
+        { name: "Health", class: "words", cell: (one) => healthWords(one.state, healths.get(one.jid)?.findings) },
         { name: "Started", value: (one) => one["start-time"], cell: (one) => moment(one["start-time"]), class: "time" },
         { name: "Duration", number: true, value: (one) => one.duration, cell: (one) => duration(one.duration) },
         { name: "Ended", value: (one) => one["end-time"], cell: (one) => (one["end-time"] > 0 ? moment(one["end-time"]) : "–"), class: "time" },
@@ -45,7 +45,10 @@ export function jobList(jobs) {
     }));
 }
 
-function healthWords(findings) {
+const ENDS = { SUSPENDED: ["critical", "The driver is gone"], FAILED: ["critical", "The run failed"], FINISHED: ["info", "–"], CANCELED: ["info", "–"] };
+
+function healthWords(state, findings) {
+  if (ENDS[state]) return h("span", { class: "tone-" + ENDS[state][0] }, ENDS[state][1]);
   if (!Array.isArray(findings)) return NONE;
   if (!findings.length) return h("span", { class: "tone-good" }, "Healthy");
   const [worst] = findings;

@@ -112,7 +112,7 @@ function notice(problem) {
   if (!problem) return null;
   if (problem instanceof Unreachable) {
     return h("p", { class: "notice" }, h("b", null, "The server cannot be reached"), " since " + clock(page.since) + " (" + problem.message + "). " +
-      (page.updated ? "What you see is from " + clock(page.updated) + ". " : "") + "The page goes on trying every second. If the driver ended, its server ended with it: ", h("code", null, "strandline ui"), " shows jobs that ended.");
+      (page.updated ? "What you see is from " + clock(page.updated) + ". " : "") + "The page goes on trying every second. If the driver ended, its server ended with it: ", h("code", null, "strandline ui CHECKPOINT_DIR"), " shows jobs that ended.");
   }
   if (problem instanceof Refused && (problem.status === 401 || problem.status === 403)) {
     return h("p", { class: "notice" }, problem.message + " ", h("button", { type: "button", on: { click: () => askForToken(problem.message, refresh) } }, "Give the token"));

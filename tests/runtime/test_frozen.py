@@ -189,8 +189,9 @@ def test_a_relay_gives_up_a_slot_that_never_answers(driver: Driver) -> None:
         reader.cancel()
 
     with RelayPulse("alive", lambda: driver.client(slot.address), 1, give_up):
-        with pytest.raises(LOST):
-            reader.read_chunk()
+        with pytest.raises(LOST):  # noqa: PT012 - it may have begun to answer before the signal reached it
+            while True:
+                reader.read_chunk()
         assert given_up.is_set()
     del writer
 

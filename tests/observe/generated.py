@@ -224,4 +224,6 @@ def _checkpoint(chance: random.Random, number: int, last: int, parallelism: int)
         acknowledged=len(subtasks),
         expected=2 * parallelism,
         latest_ack_time=due + (sync + upload + 30) / 1000,
+        savepoint_format="native" if saved else None,
+        discarded=not (failed or saved or pending) and last - number > 3,
     )

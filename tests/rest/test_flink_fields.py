@@ -1,4 +1,4 @@
-"""Field names are Flink's: those of its `rest_v1_dispatcher.yml` and of `org.apache.flink.runtime.rest.messages`."""
+"""Field names are Flink's: those of its `rest_v1_dispatcher.yml`, and newer ones of its message classes."""
 
 from __future__ import annotations
 
@@ -265,6 +265,8 @@ def test_figures_of_checkpoints_are_those_of_the_facts(client: Client) -> None:
     completed = [one for one in known.history if one.status == "completed"]
     assert told["summary"]["end_to_end_duration"]["max"] == round(max(one.end_to_end_ms for one in completed))
     assert told["latest"]["savepoint"]["checkpoint_type"] == "SAVEPOINT"
+    assert told["latest"]["savepoint"]["savepointFormat"] == "NATIVE"
+    assert {one["discarded"] for one in told["history"] if one["status"] == "COMPLETED"} == {True, False}
     assert told["latest"]["failed"]["failure_message"] == "subtask 1 of counts: storage says 503 Slow Down"
     pending = client.get(f"/jobs/visits/checkpoints/details/20/subtasks/{COUNTS}")
     assert [one["status"] for one in pending["subtasks"]] == ["completed", "pending_or_failed"]

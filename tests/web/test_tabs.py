@@ -175,7 +175,7 @@ def test_the_overview_of_checkpoints_has_flinks_labels(browser: Browser, server:
                 "Completion Time": "2025-10-09 08:52:40",
                 "Checkpointed Data Size": "1.97 MB",
                 "Full Checkpoint Data Size": "200 MB",
-                "Savepoint Format": "n/a",
+                "Savepoint Format": "native",
                 "Path": "/data/checkpoints/visits/chk-17",
             },
             "Latest Restore": {

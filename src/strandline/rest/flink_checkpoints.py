@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -212,10 +212,9 @@ def checkpoint_statistics(
         id=stats.id,
         status=_status(stats),
         is_savepoint=stats.kind == "savepoint",
-        # The figures of a checkpoint do not tell the format of a savepoint.
-        savepointFormat=None,
+        savepointFormat=stats.savepoint_format.upper() if stats.savepoint_format is not None else None,
         trigger_timestamp=trigger,
-        latest_ack_timestamp=_latest_ack(stats.subtasks, trigger + round(stats.end_to_end_ms) if completed else -1),
+        latest_ack_timestamp=-1 if stats.latest_ack_time is None else _ms(stats.latest_ack_time),
         checkpointed_size=stats.checkpointed_bytes,
         state_size=stats.full_bytes,
         end_to_end_duration=round(stats.end_to_end_ms),
@@ -224,7 +223,7 @@ def checkpoint_statistics(
         checkpoint_type="SAVEPOINT" if stats.kind == "savepoint" else "CHECKPOINT",
         tasks=tasks or {},
         external_path=stats.path,
-        discarded=False if completed else None,
+        discarded=stats.discarded if completed else None,
         failure_timestamp=trigger + round(stats.end_to_end_ms) if failed else None,
         failure_message=(stats.failure or "")[:20_000] if failed else None,
     )
@@ -266,7 +265,7 @@ def _task(stats: CheckpointStats, subtasks: Sequence[SubtaskStats], operators: i
     return TaskCheckpointStatistics(
         id=stats.id,
         status=_status(stats),
-        latest_ack_timestamp=_latest_ack(subtasks, -1),
+        latest_ack_timestamp=max((_ms(one.ack_time) for one in subtasks), default=-1),
         checkpointed_size=sum(one.checkpointed_bytes for one in subtasks),
         state_size=sum(one.full_bytes for one in subtasks),
         end_to_end_duration=round(max((one.end_to_end_ms for one in subtasks), default=-1)),
@@ -327,10 +326,6 @@ _STATUSES: dict[str, Status] = {"in_progress": "IN_PROGRESS", "completed": "COMP
 
 def _status(stats: CheckpointStats) -> Status:
     return _STATUSES[stats.status]
-
-
-def _latest_ack(subtasks: Iterable[SubtaskStats], otherwise: int) -> int:
-    return max((_ms(one.ack_time) for one in subtasks), default=otherwise)
 
 
 def _ms(seconds: float) -> int:

@@ -61,7 +61,7 @@ class RestSettings:
         ports = ports_of(config.rest_port)
         if ports is None:
             raise ConfigError('rest_port is "off", so this job has no REST interface and no page')
-        return cls(config.rest_bind, ports, config.rest_token, tuple(getattr(config, "rest_hosts", ())))
+        return cls(config.rest_bind, ports, config.rest_token, config.rest_hosts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,6 @@ def opened(
         trouble = Trouble(page, url)
         page.goto(f"{url.rstrip('/')}/{path}")
         yield page
-        assert trouble.seen == []
+        assert not trouble.seen, trouble.seen
     finally:
         page.close()

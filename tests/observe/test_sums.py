@@ -33,6 +33,7 @@ def sample(
     index: int = 0,
     pid: int = 1,
     groups: tuple[int, ...] = (),
+    reads: tuple[int, int] = (0, 0),
 ) -> SlotSample:
     """What a slot said after `at` seconds, in which it was busy and waited for so many seconds."""
     figures = OperatorFigures(
@@ -46,6 +47,8 @@ def sample(
         back_pressured_ns=round(waiting * SECOND),
         first_key_group=index * len(groups),
         key_group_rows=list(groups),
+        cache_hits=reads[0],
+        cache_misses=reads[1],
     )
     slot = SlotFigures({"sums": figures}, 1000, 10, pid)
     return SlotSample(index, "task-manager-0", "127.0.0.1", slot, round(durability * SECOND))
@@ -64,6 +67,15 @@ def test_rates_and_shares_are_those_of_the_last_seconds() -> None:
     assert facts.busy == pytest.approx(0.5)
     assert facts.back_pressured == pytest.approx(0.2)
     assert facts.idle == pytest.approx(0.3)
+
+
+def test_the_cache_is_judged_by_the_reads_of_the_last_seconds() -> None:
+    window = SlotWindow()
+    window.add([sample(100, reads=(1000, 0))])
+    window.add([sample(101, reads=(1000, 0))])
+    assert [facts.cache_hit_ratio for facts in window.subtasks([STEP], {})] == [None]
+    window.add([sample(102, reads=(1030, 10))])
+    assert [facts.cache_hit_ratio for facts in window.subtasks([STEP], {})] == [0.75]
 
 
 def test_a_new_process_begins_anew_and_a_repeated_sample_changes_nothing() -> None:

@@ -74,7 +74,7 @@ def subtask_facts(step: Vertex, before: SlotSample, now: SlotSample, watermark_m
         state_bytes=new.state_bytes,
         memory_bytes=new.memory_bytes,
         estimated_keys=new.estimated_keys,
-        cache_hit_ratio=new.cache_hit_ratio,
+        cache_hit_ratio=_hit_ratio(new.cache_hits - old.cache_hits, new.cache_misses - old.cache_misses),
         watermark_ms=watermark_ms,
     )
 
@@ -93,6 +93,11 @@ def _taken(sample: SlotSample) -> int:
 
 def _share(part_ns: int, whole_ns: int) -> float:
     return min(1.0, max(0.0, part_ns / whole_ns)) if whole_ns > 0 else 0.0
+
+
+def _hit_ratio(hits: int, misses: int) -> float | None:
+    """None if no block was read: write buffers held what was asked for, or nobody asked."""
+    return hits / (hits + misses) if hits >= 0 and misses >= 0 and hits + misses > 0 else None
 
 
 def _per_second(count: int, passed_ns: int) -> float:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from strandline.errors import ConfigError, DamagedFileError, DirectoryNotOursError, StorageError
-from strandline.state.backends.base import SnapshotFile, StateBackend
+from strandline.state.backends.base import CacheReads, SnapshotFile, StateBackend
 from strandline.state.backends.factory import BACKENDS, RestoredFile, load_snapshot, open_backend
 from strandline.state.backends.full_snapshot import read_full_snapshot, write_full_snapshot
 from strandline.state.backends.heap import HeapBackend
@@ -272,3 +272,23 @@ def test_the_heap_counts_its_size_anew_when_a_tenth_of_its_entries_has_changed()
     assert (backend.size_bytes(), backend.estimated_keys()) == (5000 + 50 * 100 - 50 * 5, 950)
     backend.apply(keys, [None] * 1000)
     assert (backend.size_bytes(), backend.estimated_keys()) == (0, 0)
+
+
+def test_rocksdb_counts_the_reads_that_its_cache_answers(tmp_path: Path) -> None:
+    backend = open_backend("rocksdb", tmp_path / "db")
+    keys = [b"\0\0%06d" % number for number in range(5000)]
+    backend.apply(keys, [b"v" * 100] * len(keys))
+    assert backend.cache_reads() == CacheReads(0, 0)  # write buffers hold everything
+    backend.snapshot(tmp_path / "snapshot")  # which writes the buffers to a file
+    backend.get_many(keys)
+    first = backend.cache_reads()
+    backend.get_many(keys)
+    second = backend.cache_reads()
+    backend.close()
+    assert first is not None
+    assert second is not None
+    assert first.misses > 0
+    assert second.misses == first.misses
+    assert second.hits > first.hits
+    assert backend.cache_reads() is None
+    assert open_backend("heap", tmp_path / "heap").cache_reads() is None

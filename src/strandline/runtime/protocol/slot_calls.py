@@ -81,8 +81,10 @@ class OperatorFigures(msgspec.Struct, frozen=True):
     first_key_group: int = 0
     key_group_rows: list[int] = []
     """`rows_in` for each key group, from `first_key_group` on."""
-    cache_hit_ratio: float | None = None
-    """The share of reads that RocksDB's block cache answered; None if it is not measured."""
+    cache_hits: int = 0
+    """Reads of data blocks that RocksDB's cache answered."""
+    cache_misses: int = 0
+    """Those that it did not answer."""
 
 
 class SlotFigures(msgspec.Struct, frozen=True):

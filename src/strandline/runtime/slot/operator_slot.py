@@ -342,6 +342,7 @@ class OperatorSlot:
         """What the state takes up. The last committed batch is part of it, unless that takes long to apply."""
         wait([self._applied], timeout=APPLY_PATIENCE)
         rows = self._rows.counts
+        reads = self._backend.cache_reads()
         return OperatorFigures(
             state_bytes=self._backend.size_bytes(),
             memory_bytes=self._backend.memory_bytes(),
@@ -353,6 +354,8 @@ class OperatorSlot:
             back_pressured_ns=self.back_pressure.total_ns(),
             first_key_group=self._spec.key_groups.start,
             key_group_rows=self._rows.of_groups.tolist(),
+            cache_hits=reads.hits if reads is not None else 0,
+            cache_misses=reads.misses if reads is not None else 0,
         )
 
     def close(self) -> None:

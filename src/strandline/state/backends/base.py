@@ -37,6 +37,14 @@ class Snapshot(ABC):
         """Delete the local files of the snapshot. May be called more than once."""
 
 
+@dataclass(frozen=True, slots=True)
+class CacheReads:
+    """Reads of data blocks since the state was opened."""
+
+    hits: int
+    misses: int
+
+
 class StateBackend(ABC):
     """A sorted map from bytes to bytes. Several threads may read. `apply` and `snapshot` never run at the same time.
 
@@ -95,6 +103,10 @@ class StateBackend(ABC):
     @abstractmethod
     def memory_bytes(self) -> int:
         """The memory that the backend uses now."""
+
+    def cache_reads(self) -> CacheReads | None:
+        """How many reads of blocks the cache has answered, and how many it has not; None without a cache."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

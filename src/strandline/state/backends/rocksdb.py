@@ -24,10 +24,17 @@ from rocksdict import (
 
 from strandline.config.rocksdb import RocksDBOptions
 from strandline.errors import ConfigError, StorageError, StorageFullError
-from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
+from strandline.state.backends.base import CacheReads, Snapshot, SnapshotFile, StateBackend
 from strandline.state.backends.full_snapshot import FULL_SNAPSHOT_NAME, write_full_snapshot
 from strandline.state.backends.rocksdb_scans import SHORT_SCAN, long_scan, raise_if_damaged, scan_head, whole_scan
-from strandline.state.backends.rocksdb_setup import RocksDBMemory, bounded, rocksdict_options, without_log
+from strandline.state.backends.rocksdb_setup import (
+    RocksDBMemory,
+    bounded,
+    cache_reads,
+    counting,
+    rocksdict_options,
+    without_log,
+)
 from strandline.state.backends.rocksdb_tuning import Tune, check_tuned
 from strandline.state.disk_full import disk_full_error, is_disk_full
 
@@ -87,10 +94,14 @@ class RocksDBBackend(StateBackend):
         self.open_id = uuid4().hex
         self._options = options
         directory.mkdir(parents=True, exist_ok=True)
+        settings = counting(rocksdict_options(options, self._memory))
         if tune is None:
-            self._db = _open(directory, rocksdict_options(options, self._memory))
+            self._db = _open(directory, settings)
         else:
-            self._db = _open_tuned(directory, options, self._memory, tune)
+            settings = tune(settings)
+            self._db = _open_tuned(directory, settings, options, self._memory)
+        self._counters = settings
+        """RocksDB's statistics are reached through the options of the open database."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         found: list[bytes | None] = []
@@ -203,6 +214,9 @@ class RocksDBBackend(StateBackend):
         readers = self._property("rocksdb.estimate-table-readers-mem")
         return max(self._memory.used_bytes(), buffers) + readers if self._owns_memory else buffers + readers
 
+    def cache_reads(self) -> CacheReads | None:
+        return None if self._closed else cache_reads(self._counters)
+
     def close(self) -> None:
         if self._closed:
             return
@@ -241,8 +255,7 @@ def _open(directory: Path, options: Options, access: AccessType = _READ_WRITE) -
             raise StorageError(f"RocksDB cannot open {directory}: {error}") from error
 
 
-def _open_tuned(directory: Path, options: RocksDBOptions, memory: RocksDBMemory, tune: Tune) -> Rdict:
-    tuned = tune(rocksdict_options(options, memory))
+def _open_tuned(directory: Path, tuned: Options, options: RocksDBOptions, memory: RocksDBMemory) -> Rdict:
     try:
         db = _open(directory, tuned)
     except StorageFullError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from rocksdict import (
@@ -19,6 +20,7 @@ from rocksdict import (
 )
 
 from strandline.config.rocksdb import RocksDBOptions
+from strandline.state.backends.base import CacheReads
 
 _COMPRESSIONS: Final = {
     "none": DBCompressionType.none,
@@ -26,6 +28,9 @@ _COMPRESSIONS: Final = {
     "lz4": DBCompressionType.lz4,
     "zstd": DBCompressionType.zstd,
 }
+
+
+_CACHE_READS: Final = re.compile(r"^rocksdb\.block\.cache\.data\.(hit|miss) COUNT : (\d+)", re.MULTILINE)
 
 
 class RocksDBMemory:
@@ -77,6 +82,18 @@ def rocksdict_options(settings: RocksDBOptions, memory: RocksDBMemory) -> Option
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
     return options
+
+
+def counting(options: Options) -> Options:
+    """The same options, with RocksDB's statistics on. They cost about one percent of the time of reads."""
+    options.enable_statistics()
+    return options
+
+
+def cache_reads(options: Options) -> CacheReads | None:
+    """The reads of data blocks that RocksDB has counted; None if a user's options have no statistics."""
+    counted = dict(_CACHE_READS.findall(options.get_statistics() or ""))
+    return CacheReads(int(counted["hit"]), int(counted["miss"])) if len(counted) == 2 else None
 
 
 def _table_options(settings: RocksDBOptions, cache: Cache) -> BlockBasedOptions:

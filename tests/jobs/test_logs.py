@@ -27,5 +27,6 @@ def test_logs_and_stacks_of_a_run_can_be_read_and_its_logs_stay_after_the_end(pl
         run.stop()
         assert list(job.processes()) == [driver, manager, *slots]
         assert "slot 1 of job visits begins" in job.log("slot-1").text
+        assert "Fatal Python error" not in job.log("slot-0").text + job.log("slot-1").text
         kept = place.checkpoints / "visits" / "history" / "logs" / job.facts().run
         assert sorted(path.stem for path in kept.iterdir()) == sorted([driver, manager, *slots])

@@ -102,6 +102,9 @@ def test_native_savepoints_beside_checkpoints(place: Place, runs: list[sl.JobRun
     maker.start()
     feed(place, run, ROWS[1:4])
     maker.join()
+    with pytest.raises(CheckpointError, match="no savepoint can be written to /dev/null"):
+        run.stop(savepoint_dir="/dev/null")
+    assert run.status == "running"  # a directory that cannot be written costs the job nothing
     made.append(str(run.stop(savepoint_dir=place.root / "sp", format="native")))
     assert place.rows() == running_sums(ROWS[:4])
     assert len({*made}) == 4

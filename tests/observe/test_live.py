@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import strandline as sl
+from strandline.errors import StrandlineError
 from strandline.observe.facts import JobFacts, job_id
 from strandline.observe.live import LiveJob
 from tests.jobs.place import Place, batches
@@ -130,3 +131,5 @@ def test_the_facts_of_a_job_follow_it_through_its_life(tmp_path: Path, spark: Sp
     assert facts.figures is not None
     assert facts.figures.rows == 1200
     assert live(run).control is None
+    with pytest.raises(StrandlineError, match="was ended by somebody else meanwhile, and no savepoint was made"):
+        live(run).stop(str(tmp_path / "saved"), "native")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from strandline.config import ports_of
@@ -34,6 +35,7 @@ class Observation:
         self.job: LiveJob | None = None
         """What is known about the run; None if that cannot be found out."""
         self._served: Served | None = None
+        self._join_until: float | None = None
         self._config = run.config
         self._keep_logs = run.keep_logs
         try:
@@ -95,6 +97,9 @@ class Observation:
             self._served.close()
 
     def join(self) -> None:
-        """Wait a moment until the end of the run is noted: the program may end next."""
-        if self.job is not None:
-            self.job.join(END_PATIENCE)
+        """Wait a moment until the end of the run is noted: the program may end next. All calls together wait once."""
+        if self.job is None:
+            return
+        if self._join_until is None:
+            self._join_until = time.monotonic() + END_PATIENCE
+        self.job.join(max(0.0, self._join_until - time.monotonic()))

@@ -180,7 +180,13 @@ class LiveJob:
                 f"job {self.name!r}: a drain is not possible; stop without it, and the next run goes on where this one "
                 "ended"
             )
-        return self._run.stop(directory, format)
+        path = self._run.stop(directory, format)
+        if directory is not None and path is None:
+            raise StrandlineError(
+                f"job {self.name!r} was ended by somebody else meanwhile, and no savepoint was made: it is "
+                f"{self._run.status}. Its newest checkpoint holds what it processed; start it again to take a savepoint"
+            )
+        return path
 
     def cancel(self) -> None:
         """End the run at once, without a last checkpoint."""

@@ -440,8 +440,9 @@ class Run:
 
     def stop(self, savepoint_dir: str | None = None, format_: SavepointFormat = "canonical") -> str | None:
         """Finish the batch, take a last checkpoint, and end. With `savepoint_dir`, returns the path of a savepoint."""
-        if savepoint_dir is not None:
-            self._savepoint_target(savepoint_dir, format_)
+        if savepoint_dir is not None and not self.status.ended:
+            # Once the run has begun to end, it cannot go on. So a wrong directory must be noticed before.
+            self._savepoint_target(savepoint_dir, format_).try_out()
         made: list[str] = []
 
         def finish(generation: Generation) -> None:

@@ -340,7 +340,9 @@ class Announcement:
 
 def _end_with_parent() -> None:
     """End this process when its task manager dies, which holds the other end of stdin."""
-    sys.stdin.buffer.read()
+    # Not through `sys.stdin`: a thread that holds its lock at the end of the interpreter makes Python abort.
+    while os.read(0, 1 << 16):
+        pass
     os._exit(0)
 
 

@@ -20,7 +20,7 @@ from strandline.checkpoint.metadata import (
     encode,
 )
 from strandline.checkpoint.pending import SavepointFormat
-from strandline.errors import CheckpointNotFoundError, ConfigError, NotFoundError
+from strandline.errors import CheckpointError, CheckpointNotFoundError, ConfigError, NotFoundError, StorageError
 from strandline.runtime.protocol.messages import StorageSettings
 from strandline.storage import Storage, open_storage
 from strandline.storage.external import inner_path
@@ -28,6 +28,7 @@ from strandline.storage.external import inner_path
 __all__ = ["METADATA", "SavepointFormat", "SavepointTarget", "open_savepoint"]
 
 METADATA = "_metadata"
+PROBE = "_probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,17 @@ class SavepointTarget:
             )
         open_storage(settings.url, options)  # contacts nobody, but refuses what is not a place
         return cls(settings, format_)
+
+    def try_out(self) -> None:
+        """Write a file where the savepoint will be, and delete it. Raises `CheckpointError` if that is not possible."""
+        parent, _, name = self.settings.url.rpartition("/")
+        probe = f"{name}/{PROBE}"
+        try:
+            storage = open_storage(parent or "/", self.settings.options)
+            storage.write(probe, b"")
+            storage.delete([probe])
+        except StorageError as error:
+            raise CheckpointError(f"no savepoint can be written to {parent or '/'}: {error}") from error
 
     @property
     def storage(self) -> Storage:

@@ -1,5 +1,5 @@
-"""What a person does to a job's folder: inspect it, verify it, collect garbage, dispose of savepoints.
+"""What a person does to jobs: find, see and steer those that run; inspect, verify and clean up the folder of any.
 
-Nothing imports it but its own `cli`. Of the runtime it imports `driver/restore` alone; else `checkpoint`, `storage`,
-`config` and `errors`.
+Nothing imports it but its own `cli`. It finds runs through `observe`, steers them over HTTP, and reads checkpoints
+through `runtime.driver.restore`.
 """

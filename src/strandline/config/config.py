@@ -429,9 +429,9 @@ class Config:
         default=option(
             None,
             kinds.optional(TOKEN),
-            doc="Secret that a call must carry to change something. The file that registers a run holds it, and only "
-            "the user of the run can read that file.",
-            unset="a new one for every run",
+            doc="Secret that a call must carry to change something. It is in a file of its own beside the entry of the "
+            "run, and only the user of the run can read that file.",
+            unset="a new one for every process",
         ),
         repr=False,
     )

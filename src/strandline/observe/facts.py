@@ -241,7 +241,7 @@ class JobFacts(Facts, frozen=True):
         end_ms: When it ended; None while it runs.
         checkpoint_dir: The storage of its checkpoints.
         driver: The process that runs it.
-        config: The options of the job, as texts; secrets are left out.
+        config: The options of the job, as `Config.shown` gives them: plain values without secrets.
         graph: Sources, steps and sinks; each after those that it reads.
         figures: Rows, rates, watermarks, state.
         subtasks: The subtasks of all steps, by step and number. Empty if the job does not run.

@@ -265,7 +265,7 @@ def max_parallelism(facts: JobFacts) -> int:
 
 
 def io_metrics(facts: JobFacts, vertex: Vertex) -> IOMetrics:
-    """What a vertex has read and written. Flink's accumulated times are those of the last second here."""
+    """What a vertex has read and written. Flink's accumulated times are those of a second here, on average."""
     figures = facts.figures
     if figures is None:
         return IOMetrics(read_records_complete=False, write_records_complete=False)

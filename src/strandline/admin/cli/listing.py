@@ -63,8 +63,8 @@ def _print_runs(shown: list[FoundRun], damaged: list[FoundRun], where: Where) ->
 
     console = SafeConsole()
     if not shown:
-        place = ", ".join(map(one_line, where.checkpoint_dirs)) or "this host"
-        console.print(f"No jobs on {place}; -a also lists jobs that have ended.", soft_wrap=True)
+        place = f"in {', '.join(map(one_line, where.checkpoint_dirs))}" if where.checkpoint_dirs else "on this host"
+        console.print(f"No jobs {place}; -a also lists jobs that have ended.", soft_wrap=True)
     else:
         table = Table(box=None, header_style="dim", padding=(0, 1))
         for name in ("job", "id", "status", "since (UTC)", "where"):

@@ -76,7 +76,7 @@ def stop(
         typer.Option("--savepoint-path", "-p", metavar="DIR", help="Also make a savepoint in this directory."),
     ] = None,
     drain: Annotated[
-        bool, typer.Option("--drain", help="First fire all windows and timers, as if the input had ended.")
+        bool, typer.Option("--drain", help="Flink's option. It is refused: a job cannot be drained yet.")
     ] = False,
     kind: Type = SavepointType.canonical,
     detached: Detached = False,

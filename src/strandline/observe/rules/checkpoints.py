@@ -53,7 +53,7 @@ MISSING_INTERVALS = 3
 LEAST_MISSING_S = 60.0
 """Short intervals are not kept exactly: below a minute, nobody is called."""
 RATE_MEMORY_MS = MINUTE_MS
-"""Rates cover a minute: rows of the last batch before a pause show for so long."""
+"""Rates cover ten seconds, or two batches: rows of the last batch before a pause may show for so long."""
 
 
 def slow_checkpoints(facts: JobFacts) -> Iterator[Finding]:
@@ -204,8 +204,8 @@ def _tried_for(facts: JobFacts, done_ms: float) -> float:
 def _rows_for(facts: JobFacts, done_ms: float) -> float:
     """For how many milliseconds rows have come without a break that no checkpoint covers.
 
-    A periodic checkpoint is skipped when nothing was committed, so a pause of the sources is no fault. Rates cover a
-    minute: rows of the minute after the last completion may be those that it covers.
+    A periodic checkpoint is skipped when nothing was committed, so a pause of the sources is no fault. Rows of the
+    minute after the last completion may be those that it covers: see `RATE_MEMORY_MS`.
     """
     since = facts.taken_ms
     for one in reversed(facts.samples):

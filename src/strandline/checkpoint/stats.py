@@ -79,6 +79,11 @@ class CheckpointStats:
     latest_ack_time: float | None = None
     """When the latest subtask acknowledged it; None if none has. It stays when the figures of the subtasks do not."""
 
+    @property
+    def end_time(self) -> float:
+        """When it was completed, or failed; the latest acknowledgement while it is in progress."""
+        return self.trigger_time + self.end_to_end_ms / 1000 if self.completed_time is None else self.completed_time
+
     def __repr__(self) -> str:
         if self.status == "in_progress":
             how = f"in progress, {self.acknowledged} of {self.expected} subtasks"

@@ -52,7 +52,7 @@ def checkpoint_config(facts: JobFacts) -> CheckpointConfigInfo:
         unaligned_checkpoints=False,
         aligned_checkpoint_timeout=0,
         tolerable_failed_checkpoints=_number(facts, "tolerable_failed_checkpoints", 0),
-        checkpoints_after_tasks_finish=False,
+        checkpoints_after_tasks_finish=True,
         state_changelog_enabled=changelog,
         changelog_storage=str(directory) if changelog else None,
         changelog_periodic_materialization_interval=_ms(facts, "materialization_interval", -1) if changelog else None,

@@ -206,14 +206,13 @@ def checkpoint_statistics(
 ) -> CheckpointStatistics:
     """One checkpoint as in `history`; in `GET …/details/:checkpointid` it has its tasks."""
     completed, failed = stats.status == "completed", stats.status == "failed"
-    trigger = _ms(stats.trigger_time)
     return CheckpointStatistics(
         className=stats.status,
         id=stats.id,
         status=_status(stats),
         is_savepoint=stats.kind == "savepoint",
         savepointFormat=stats.savepoint_format.upper() if stats.savepoint_format is not None else None,
-        trigger_timestamp=trigger,
+        trigger_timestamp=_ms(stats.trigger_time),
         latest_ack_timestamp=-1 if stats.latest_ack_time is None else _ms(stats.latest_ack_time),
         checkpointed_size=stats.checkpointed_bytes,
         state_size=stats.full_bytes,
@@ -224,7 +223,7 @@ def checkpoint_statistics(
         tasks=tasks or {},
         external_path=stats.path,
         discarded=stats.discarded if completed else None,
-        failure_timestamp=trigger + round(stats.end_to_end_ms) if failed else None,
+        failure_timestamp=_ms(stats.end_time) if failed else None,
         failure_message=(stats.failure or "")[:20_000] if failed else None,
     )
 

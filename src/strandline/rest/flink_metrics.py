@@ -124,7 +124,7 @@ def _checkpoints(facts: JobFacts) -> dict[str, Value]:
             "lastCheckpointSize": last.checkpointed_bytes,
             "lastCheckpointFullSize": last.full_bytes,
             "lastCompletedCheckpointId": last.id,
-            "lastCheckpointCompletedTimestamp": round(last.trigger_time * 1000 + last.end_to_end_ms),
+            "lastCheckpointCompletedTimestamp": round(last.end_time * 1000),
             "lastCheckpointExternalPath": last.path or "n/a",
             "lastCheckpointStartDelay": round(last.start_delay_ms),
         }

@@ -31,8 +31,11 @@ def spread(values: Iterable[float]) -> StatsSummary:
 
 
 def _percentile(ordered: list[float], share: float) -> float:
-    """The value below which that share of the values lies, between two neighbours by their distance."""
-    place = share * (len(ordered) - 1)
+    """The value below which that share of the values lies, between two neighbours by their distance.
+
+    The place is that of Apache Commons Math, which Flink uses. The page computes the same in `checkpoints.js`.
+    """
+    place = min(max(share * (len(ordered) + 1) - 1, 0.0), len(ordered) - 1.0)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
     return round(ordered[low] + (place - low) * (ordered[high] - ordered[low]), 3)

@@ -187,7 +187,7 @@ def _checkpoint_words(facts: JobFacts) -> str:
 
 
 def _ago(last: CheckpointStats, facts: JobFacts) -> str:
-    completed_ms = last.trigger_time * 1000 + last.end_to_end_ms
+    completed_ms = last.end_time * 1000
     if not facts.runs:
         return f"at {moment(completed_ms)} UTC"
     return f"{lasted(facts.taken_ms - completed_ms)} ago"

@@ -168,7 +168,7 @@ def no_checkpoint(facts: JobFacts) -> Iterator[Finding]:
     interval = interval_s(facts)
     limit = max(MISSING_INTERVALS * interval, LEAST_MISSING_S)
     last = facts.checkpoints.last_completed
-    done_ms = 0.0 if last is None else last.trigger_time * 1000 + last.end_to_end_ms
+    done_ms = 0.0 if last is None else last.end_time * 1000
     age = (facts.taken_ms - max(done_ms, running_since(facts))) / 1000
     if age < limit or not (_tried_for(facts, done_ms) >= limit * 1000 or _rows_for(facts, done_ms) >= limit * 1000):
         return
@@ -195,8 +195,7 @@ def _tried_for(facts: JobFacts, done_ms: float) -> float:
     if not tried:
         return 0.0
     newest = tried[-1]
-    ended = newest.trigger_time * 1000 + newest.end_to_end_ms
-    if newest.status == "failed" and facts.taken_ms - ended > 2000 * interval_s(facts):
+    if newest.status == "failed" and facts.taken_ms - newest.end_time * 1000 > 2000 * interval_s(facts):
         return 0.0  # nothing was committed since, so there is nothing to cover
     return facts.taken_ms - max(tried[0].trigger_time * 1000, running_since(facts))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from strandline.observe.facts import JobFacts, job_id
 from strandline.runtime.driver.status import RunStatus
@@ -21,3 +22,17 @@ def test_the_id_of_a_job_depends_on_its_name_and_its_directory_alone() -> None:
     assert job_id("/a/", "visits") == job_id("/a", "visits")
     assert len({job_id("/a", "visits"), job_id("/b", "visits"), job_id("/a", "clicks")}) == 3
     assert len(job_id("/a", "visits")) == 32
+
+
+def test_the_figures_of_a_source_are_found_by_its_place_not_by_its_number() -> None:
+    """`source-0` of this job is read by no sink, so that Spark does not know it."""
+    facts = generated_facts(samples=0)
+    assert facts.figures is not None
+    renamed = [
+        replace(one, name=f"source-{at + 1}") if one.kind == "source" else one for at, one in enumerate(facts.graph)
+    ]
+    facts = replace(facts, graph=tuple(renamed))
+    assert [facts.source_figures(one) for one in facts.graph[:2]] == list(facts.figures.sources)
+    assert facts.source_figures(facts.graph[2]) is None
+    fewer = replace(facts, figures=replace(facts.figures, sources=facts.figures.sources[:1]))
+    assert [fewer.source_figures(one) for one in fewer.graph[:2]] == [None, None]

@@ -6,7 +6,7 @@ import hashlib
 from typing import Any, Literal
 
 from strandline.checkpoint.stats import CheckpointCounts, CheckpointStats, RestoredCheckpoint
-from strandline.runtime.driver.figures import RunFigures
+from strandline.runtime.driver.figures import RunFigures, SourceFigures
 from strandline.runtime.driver.recoveries import Recovery, Rescaling
 from strandline.runtime.driver.status import RunStatus
 from strandline.runtime.protocol.figures import Facts
@@ -283,6 +283,15 @@ class JobFacts(Facts, frozen=True):
     def runs(self) -> bool:
         """Whether the job runs, as far as anybody knows."""
         return not self.status.ended and not self.driver_lost
+
+    def source_figures(self, vertex: Vertex) -> SourceFigures | None:
+        """The figures of a source; None if they are not known.
+
+        Figures are those of Spark's streams. So they are known if every source of the graph reads one stream.
+        """
+        sources = [one.id for one in self.graph if one.kind == "source"]
+        known = () if self.figures is None else self.figures.sources
+        return known[sources.index(vertex.id)] if vertex.id in sources and len(known) == len(sources) else None
 
     @property
     def steps(self) -> tuple[Vertex, ...]:

@@ -277,9 +277,8 @@ def io_metrics(facts: JobFacts, vertex: Vertex) -> IOMetrics:
         )
     if vertex.kind == "sink":
         return IOMetrics(read_records=figures.rows_out)
-    number = int(vertex.name.rpartition("-")[2]) if vertex.name.rpartition("-")[2].isdecimal() else -1
-    rows = figures.sources[number].rows if 0 <= number < len(figures.sources) else 0
-    return IOMetrics(write_records=rows)
+    source = facts.source_figures(vertex)
+    return IOMetrics(write_records=0 if source is None else source.rows, write_records_complete=source is not None)
 
 
 def subtask_metrics(subtask: SubtaskFacts) -> IOMetrics:

@@ -137,11 +137,12 @@ function colour(share) {
 }
 
 function outside(facts, vertex) {
-  const number = Number(/-(\d+)$/.exec(vertex.name)?.[1] ?? 0);
-  const only = facts.graph.filter((one) => one.kind === vertex.kind).length === 1;
+  const peers = facts.graph.filter((one) => one.kind === vertex.kind);
+  const only = peers.length === 1;
   // rates of sources and rows of sinks are known in all, not of each
   if (vertex.kind === "sink") return only ? [["Rows/s", short(facts.figures?.rows_out_per_second)], ["Rows", short(facts.figures?.rows_out)]] : [];
-  const source = facts.figures?.sources?.[number];
+  const known = facts.figures?.sources ?? [];
+  const source = known.length === peers.length ? known[peers.indexOf(vertex)] : null; // a source may read several streams
   return [
     only ? ["Rows/s", short(facts.figures?.rows_per_second)] : null,
     ["Rows", short(source?.rows)],

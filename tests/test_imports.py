@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, str] = {
     # What can be seen of a job: facts of a running one, and history that outlives the driver.
     "observe": f"sinks runtime.driver runtime.protocol runtime.liveness {BELOW_RUNTIME}",
     # The REST interface and the server of the page: answers made of facts.
-    "rest": "observe runtime.driver checkpoint config errors redaction",
+    "rest": "web observe runtime.driver checkpoint config errors redaction",
     # The files that a browser loads.
     "web": "",
     # What a person does to a job and to its folder. `strandline` gives it the version.

@@ -294,7 +294,7 @@ def test_an_unknown_option_is_reported_before_a_missing_one() -> None:
 
 @given(st.text())
 def test_any_unknown_key_names_some_option(key: str) -> None:
-    with pytest.raises(UnknownOptionError, match="(the nearest one is|here it is) '"):
+    with pytest.raises(UnknownOptionError, match=r"(the nearest one is|here it is) '"):
         Config.from_mapping({**DIR, f"?{key}": "1"})  # no option begins like that
 
 

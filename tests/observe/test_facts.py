@@ -25,14 +25,12 @@ def test_the_id_of_a_job_depends_on_its_name_and_its_directory_alone() -> None:
 
 
 def test_the_figures_of_a_source_are_found_by_its_place_not_by_its_number() -> None:
-    """`source-0` of this job is read by no sink, so that Spark does not know it."""
+    """No sink reads `source-0` of this job, so Spark does not know it."""
     facts = generated_facts(samples=0)
-    assert facts.figures is not None
-    renamed = [
-        replace(one, name=f"source-{at + 1}") if one.kind == "source" else one for at, one in enumerate(facts.graph)
-    ]
-    facts = replace(facts, graph=tuple(renamed))
-    assert [facts.source_figures(one) for one in facts.graph[:2]] == list(facts.figures.sources)
-    assert facts.source_figures(facts.graph[2]) is None
-    fewer = replace(facts, figures=replace(facts.figures, sources=facts.figures.sources[:1]))
-    assert [fewer.source_figures(one) for one in fewer.graph[:2]] == [None, None]
+    graph = tuple(replace(one, name=one.name.replace("source-", "source-1")) for one in facts.graph)
+    facts, figures = replace(facts, graph=graph), facts.figures
+    assert figures is not None
+    assert [facts.source_figures(one) for one in graph[:2]] == list(figures.sources)
+    assert facts.source_figures(graph[2]) is None
+    fewer = replace(facts, figures=replace(figures, sources=figures.sources[:1]))
+    assert [fewer.source_figures(one) for one in graph[:2]] == [None, None]

@@ -94,11 +94,11 @@ def find_job(reference: str, where: Where) -> FoundJob:
         return FoundJob(id, name, None, client)
     runs = newest_of_each(known_runs(where))
     place = f"in {', '.join(where.checkpoint_dirs)}" if where.checkpoint_dirs else "of this user on this host"
-    live_first = [
+    candidates = [
         (run.entry.job_id, run.entry.job, run, f"{run.entry.job} in {run.entry.checkpoint_dir}: {run_words(run)}")
         for run in runs
     ]
-    run = _chosen(reference, live_first, place, [row for row in live_first if row[2].alive])
+    run = _chosen(reference, candidates, place, [row for row in candidates if row[2].alive])
     return _found(run, where)
 
 

@@ -20,7 +20,7 @@ def facts_of(job: FoundJob, where: Where) -> JobFacts:
     """The newest facts of a job. Raises `NotReachedError` if it runs and its server does not answer."""
     if job.served is not None:
         try:
-            return asked(job, lambda client: client.facts(job.id, checkpoints=20, samples=600))
+            return asked(job, lambda client: client.facts(job.id, checkpoints=20, samples=True))
         except NotRunningError:
             pass  # it ended meanwhile: its history has the facts
     return history_of(job, where).facts()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import json
 import time
 import urllib.error
@@ -19,11 +18,14 @@ from strandline.admin.problems import NoSuchJobError, NotAllowedError, NotReache
 from strandline.errors import StrandlineError
 from strandline.observe.facts import JobFacts
 from strandline.observe.views import LogText
+from strandline.rest.access import is_loopback
 
 T = TypeVar("T")
 
 MAX_ANSWER: Final = 256 << 20
 """The largest answer that is read: the facts of a job with a thousand subtasks and its whole history are smaller."""
+NEVER_MS: Final = 2**63 - 1
+"""No sample is newer."""
 POLL_SECONDS: Final = 0.2
 LOST_AFTER: Final = 30.0
 """For how long a server may be silent while an operation goes on: a busy driver can be slow."""
@@ -64,7 +66,7 @@ class RestClient:
         self._token = token
         self._timeout = timeout
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
-        if _is_loopback(parts.hostname):
+        if is_loopback(parts.hostname):
             handlers.append(urllib.request.ProxyHandler({}))
         self._opener = urllib.request.build_opener(*handlers)
 
@@ -76,9 +78,10 @@ class RestClient:
         except (TypeError, KeyError) as error:
             raise self._odd(f"its list of jobs cannot be read ({error!r})") from None
 
-    def facts(self, job: str, *, checkpoints: int = 20, samples: int = 0) -> JobFacts:
-        """The facts of a job, with its newest checkpoints and samples; checkpoints come without their subtasks."""
-        return self._decoded(f"/jobs/{_quoted(job)}/facts?checkpoints={checkpoints}&samples={samples}", JobFacts)
+    def facts(self, job: str, *, checkpoints: int = 0, samples: bool = False) -> JobFacts:
+        """The facts of a job, with so many of its newest checkpoints, without their subtasks, and with its samples."""
+        after = 0 if samples else NEVER_MS
+        return self._decoded(f"/jobs/{_quoted(job)}/facts?checkpoints={checkpoints}&samples_after={after}", JobFacts)
 
     def processes(self, job: str) -> list[str]:
         """The names of the processes of a job whose logs can be read."""
@@ -204,13 +207,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _quoted(name: str) -> str:
     return urllib.parse.quote(name, safe="")
 
@@ -232,9 +228,7 @@ def _errors_in(error: urllib.error.HTTPError) -> str:
 
 
 def _progress(given: Any) -> Progress:
-    """What a server says of its progress: words, or words with figures."""
-    if isinstance(given, str):
-        return Progress(given)
+    """What a server says of its progress."""
     if not isinstance(given, dict):
         return Progress()
     done, total = given.get("done"), given.get("total")

@@ -73,9 +73,8 @@ def catching_up(facts: JobFacts, lost_s: float) -> CatchingUp | None:
         return None
     now, seen = rates[-1], max(rates)
     busy = minutes(samples, lambda one: max(one.busy, one.back_pressured))[-1]
-    capacity, measured = seen, "seen"
-    if seen < LEAST_HEADROOM * now:
-        capacity, measured = min(now / max(busy, LEAST_BUSY), MOST_FACTOR * seen), "busy"
+    was_seen = seen >= LEAST_HEADROOM * now
+    capacity = seen if was_seen else min(now / max(busy, LEAST_BUSY), MOST_FACTOR * seen)
     restore_s = _restore_s(facts)
     repeated_s = _repeated_s(facts)
     waiting = now * (max(lost_s, 0.0) + restore_s + repeated_s)
@@ -83,7 +82,7 @@ def catching_up(facts: JobFacts, lost_s: float) -> CatchingUp | None:
         lost_s=max(lost_s, 0.0),
         rows_per_second=now,
         capacity=capacity,
-        measured="busy" if measured == "busy" else "seen",
+        measured="seen" if was_seen else "busy",
         restore_s=restore_s,
         repeated_s=repeated_s,
         waiting_rows=round(waiting),

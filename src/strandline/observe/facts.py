@@ -8,12 +8,12 @@ from typing import Any, Literal
 from strandline.checkpoint.stats import CheckpointCounts, CheckpointStats, RestoredCheckpoint
 from strandline.runtime.driver.figures import RunFigures, SourceFigures
 from strandline.runtime.driver.recoveries import Recovery, Rescaling
+from strandline.runtime.driver.run_records import FailureKind
 from strandline.runtime.driver.status import RunStatus
 from strandline.runtime.protocol.figures import Facts
 
 Severity = Literal["info", "warning", "critical"]
 VertexKind = Literal["source", "step", "sink"]
-FailureKind = Literal["run", "restart", "slots", "checkpoint", "rescale"]
 
 KEPT_SAMPLES = 600
 """How many samples the facts of a job hold: those of the last ten minutes."""

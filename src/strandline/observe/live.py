@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import logging
 import os
 import platform
@@ -25,6 +24,7 @@ from strandline.observe.facts import (
 )
 from strandline.observe.graph import vertices_of, with_parallelism
 from strandline.observe.health import findings
+from strandline.observe.run_entries import user_name
 from strandline.observe.samples import Samples
 from strandline.observe.subtasks import SlotWindow
 from strandline.observe.views import JobControl, LogText
@@ -57,7 +57,7 @@ class LiveJob:
         self._driver = DriverFacts(
             host=socket.gethostname(),
             pid=os.getpid(),
-            user=_user(),
+            user=user_name(),
             strandline=_version(),
             spark=spark_version,
             python=platform.python_version(),
@@ -261,10 +261,3 @@ def _version() -> str:
         return metadata.version("strandline")
     except metadata.PackageNotFoundError:
         return ""  # the source tree without an installation
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())  # a container may run as a user without a name

@@ -90,7 +90,7 @@ def own_entry(facts: JobFacts, url: str = "") -> RunEntry:
         job=facts.name,
         job_id=facts.id,
         run=facts.run,
-        user=_user(),
+        user=user_name(),
         host=socket.gethostname(),
         host_id=_host_id(),
         pid=os.getpid(),
@@ -107,10 +107,11 @@ def encode_entry(entry: RunEntry) -> bytes:
     return msgspec.json.format(msgspec.json.encode(entry), indent=1)
 
 
-def _user() -> str:
+def user_name() -> str:
+    """The name of the user of this process; its number if it has no name, as in some containers."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in some containers
+    except (KeyError, OSError):
         return str(os.geteuid())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -12,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
+from strandline import web
 from strandline.observe.views import Jobs
 from strandline.rest import checkpoint_paths, job_paths, operation_paths, own_paths
 from strandline.rest.access import Access
@@ -21,8 +21,6 @@ from strandline.rest.service import Service, json, schemas
 
 log = logging.getLogger(__name__)
 
-PAGE = Path(__file__).parents[1] / "web"
-"""The files of the page."""
 VERSION = "1"
 
 
@@ -40,9 +38,8 @@ def create_app(jobs: Jobs, access: Access) -> FastAPI:
     for router in (checkpoint_paths.router, job_paths.router, operation_paths.router, own_paths.router):
         app.include_router(router)
         app.include_router(router, prefix="/v1", include_in_schema=False)
-    if PAGE.is_dir():
-        app.mount("/web", StaticFiles(directory=PAGE))
-        app.mount("/", StaticFiles(directory=PAGE, html=True))
+    app.mount("/web", StaticFiles(directory=web.FOLDER))
+    app.mount("/", StaticFiles(directory=web.FOLDER, html=True))
     app.add_middleware(Guard, access=access)
     _say_errors_as_flink(app)
     _describe(app)

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from strandline.checkpoint.stats import SubtaskStats
 from strandline.observe.facts import JobFacts, SubtaskFacts, Vertex
+from strandline.observe.samples import offsets_behind
 from strandline.rest.flink_states import JobState, job_state, state_of
 
 Value = float | int | str
@@ -178,9 +179,9 @@ def _rows(facts: JobFacts) -> dict[str, Value]:
         known["currentInputWatermark"] = figures.watermark_ms
     if figures.watermark_lag_ms is not None:
         known["watermarkLag"] = figures.watermark_lag_ms
-    behind = [one.offsets_behind for one in figures.sources if one.offsets_behind is not None]
-    if behind:
-        known["pendingRecords"] = sum(behind)
+    behind = offsets_behind(figures.sources)
+    if behind is not None:
+        known["pendingRecords"] = behind
     return known
 
 

@@ -93,7 +93,7 @@ def _list_server(where: Where, *, running: bool, everything: bool, as_json: bool
     client = RestClient(where.url, given_token(where))
     found: list[dict[str, Any]] = []
     for id, _name in client.jobs():
-        facts = client.facts(id, samples=0, checkpoints=0)
+        facts = client.facts(id)
         liveness = "alive" if facts.runs else "dead" if facts.driver_lost else "ended"
         if _wanted(liveness, running=running, everything=everything):
             found.append(

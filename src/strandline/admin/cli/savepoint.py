@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -86,16 +85,16 @@ def _look(location: str, dispose: bool, as_json: bool, storage_option: list[str]
 
     from strandline.admin.cli.console import SafeConsole
     from strandline.admin.cli.reports import print_described, size_text
+    from strandline.admin.cli.words import moment
 
     console = SafeConsole()
     if dispose:
         console.print(f"Savepoint disposed: {facts['path']} ({facts['disposed_files']} files)", soft_wrap=True)
         return
-    when = datetime.fromtimestamp(facts["time"], UTC).strftime("%Y-%m-%d %H:%M:%S")
     console.print(Text(facts["path"], style="bold"), soft_wrap=True)
     console.print(
-        f"{facts['format']} savepoint of job {facts['job']}, {when} UTC, after batch {facts['batch']}; "
-        f"{facts['parallelism']} subtasks of at most {facts['max_parallelism']}",
+        f"{facts['format']} savepoint of job {facts['job']}, {moment(facts['time'] * 1000)} UTC, "
+        f"after batch {facts['batch']}; {facts['parallelism']} subtasks of at most {facts['max_parallelism']}",
         soft_wrap=True,
     )
     table = Table("step", "size")

@@ -20,7 +20,7 @@ from strandline.admin.cli.options import (
 from strandline.admin.problems import ExitCode
 
 if TYPE_CHECKING:
-    from strandline.admin.cli.status_report import Catching
+    from strandline.observe.catching_up import CatchingUp
     from strandline.observe.facts import JobFacts
 
 Loss = Annotated[
@@ -55,7 +55,7 @@ def status(
     seconds = duration_option("--loss", loss)
     where = looked_for(url, token_file, checkpoint_dir, storage_option)
     facts = facts_of(find_job(job, where), where)
-    catching = catching_up(facts, seconds)
+    catching = _catching_up(facts, seconds)
     if as_json:
         print_json(status_facts(facts, catching))
     else:
@@ -66,15 +66,11 @@ def status(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def catching_up(facts: JobFacts, loss_seconds: float) -> Catching | None:
+def _catching_up(facts: JobFacts, loss_seconds: float) -> CatchingUp | None:
     """How long catching up after a loss takes; None if that cannot be told, or if the job does not run."""
-    from strandline.admin.cli.status_report import Catching
-    from strandline.observe.catching_up import catching_up as estimate
+    from strandline.observe.catching_up import catching_up
 
-    if not facts.runs:
-        return None
-    found = estimate(facts, loss_seconds)
-    return None if found is None else Catching(found.in_words(), found.as_dict())
+    return catching_up(facts, loss_seconds) if facts.runs else None
 
 
 def top(
@@ -96,6 +92,6 @@ def top(
 
     def screen() -> tuple[object, bool]:
         facts = facts_of(found, where)
-        return status_screen(facts, catching_up(facts, seconds), subtasks), facts.runs
+        return status_screen(facts, _catching_up(facts, seconds), subtasks), facts.runs
 
     show_live(screen)

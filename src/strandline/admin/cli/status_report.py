@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Group, RenderableType
@@ -12,7 +11,9 @@ from rich.text import Text
 
 from strandline.admin.cli.reports import size_text
 from strandline.admin.cli.words import lasted, moment, one_line, plural, rate, share
+from strandline.observe.catching_up import CatchingUp
 from strandline.observe.facts import Finding, JobFacts, SubtaskFacts, Vertex
+from strandline.rest.flink_vertices import level
 
 if TYPE_CHECKING:
     from strandline.checkpoint.stats import CheckpointStats
@@ -21,20 +22,10 @@ SHOWN_SUBTASKS: Final = 10
 SHOWN_FINDINGS: Final = 8
 SHOWN_SOURCES: Final = 6
 SHOWN_STEPS: Final = 12
-HIGH_PRESSURE, SOME_PRESSURE = 0.5, 0.1
-"""Flink's limits: above the first, back pressure is HIGH; above the second, LOW; else OK."""
 _MARKS = {"critical": ("✖", "bold red"), "warning": ("▲", "bold yellow"), "info": ("·", "blue")}
 
 
-@dataclass(frozen=True, slots=True)
-class Catching:
-    """How long catching up after a loss takes, in words and as facts."""
-
-    text: str
-    facts: dict[str, Any]
-
-
-def status_screen(facts: JobFacts, catching: Catching | None = None, subtasks: int = SHOWN_SUBTASKS) -> Group:
+def status_screen(facts: JobFacts, catching: CatchingUp | None = None, subtasks: int = SHOWN_SUBTASKS) -> Group:
     """The screen, to be printed by a `SafeConsole`."""
     parts: list[RenderableType] = [_head(facts), *_health(facts), _figures(facts, catching)]
     if facts.steps:
@@ -44,7 +35,7 @@ def status_screen(facts: JobFacts, catching: Catching | None = None, subtasks: i
     return Group(*parts)
 
 
-def status_facts(facts: JobFacts, catching: Catching | None = None) -> dict[str, Any]:
+def status_facts(facts: JobFacts, catching: CatchingUp | None = None) -> dict[str, Any]:
     """The facts for `--json`. Plots and the history of checkpoints are left out: REST has them."""
     document = facts.as_dict()
     for name in ("samples", "key_group_rows"):
@@ -56,7 +47,7 @@ def status_facts(facts: JobFacts, catching: Catching | None = None) -> dict[str,
             one.pop("subtasks", None)
     document["runs"] = facts.runs
     document["healthy"] = healthy(facts)
-    document["catching_up"] = None if catching is None else catching.facts
+    document["catching_up"] = None if catching is None else catching.as_dict()
     return document
 
 
@@ -70,11 +61,6 @@ def status_words(facts: JobFacts) -> str:
     if facts.driver_lost:
         return f"driver lost, last seen {facts.status}"
     return str(facts.status)
-
-
-def pressure_level(back_pressured: float) -> str:
-    """Flink's word for a back-pressured share."""
-    return "HIGH" if back_pressured > HIGH_PRESSURE else "LOW" if back_pressured > SOME_PRESSURE else "OK"
 
 
 def _head(facts: JobFacts) -> Text:
@@ -121,7 +107,7 @@ def _finding(finding: Finding) -> Text:
     )
 
 
-def _figures(facts: JobFacts, catching: Catching | None) -> Table:
+def _figures(facts: JobFacts, catching: CatchingUp | None) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -130,7 +116,7 @@ def _figures(facts: JobFacts, catching: Catching | None) -> Table:
     return grid
 
 
-def _rows(facts: JobFacts, catching: Catching | None) -> Iterable[tuple[str, str]]:
+def _rows(facts: JobFacts, catching: CatchingUp | None) -> Iterable[tuple[str, str]]:
     figures = facts.figures
     if figures is not None:
         yield "rows in", f"{rate(figures.rows_per_second)}, {figures.rows:,} in all"
@@ -149,7 +135,7 @@ def _rows(facts: JobFacts, catching: Catching | None) -> Iterable[tuple[str, str
         name = _names(facts).get(worst.vertex, "?")
         yield (
             "back pressure",
-            f"{pressure_level(worst.back_pressured)}: at most {share(worst.back_pressured)}, {one_line(name)} subtask "
+            f"{level(worst.back_pressured).upper()}: at most {share(worst.back_pressured)}, {one_line(name)} subtask "
             f"{worst.index}",
         )
     if figures is not None:
@@ -159,7 +145,7 @@ def _rows(facts: JobFacts, catching: Catching | None) -> Iterable[tuple[str, str
             f"{plural(len(facts.rescalings), 'rescale')}; generation {figures.generation}",
         )
     if catching is not None:
-        yield "catching up", catching.text
+        yield "catching up", catching.in_words()
 
 
 def _state_words(facts: JobFacts) -> str:

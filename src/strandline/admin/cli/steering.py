@@ -192,7 +192,7 @@ def _operate(
 def _has_ended(client: RestClient, job: FoundJob) -> bool:
     """Whether the server says that the run has ended. A server that is gone says so for a job of another host."""
     try:
-        return client.facts(job.id, checkpoints=0).status.ended
+        return client.facts(job.id).status.ended
     except NotReachedError:
         return job.run is None
 

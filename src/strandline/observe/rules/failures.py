@@ -33,8 +33,6 @@ def run_failed(facts: JobFacts) -> Iterator[Finding]:
     """The run ended with an error."""
     if facts.status is not RunStatus.FAILED:
         return
-    last = facts.checkpoints.last_completed
-    resumes = "begins anew: no checkpoint has completed" if last is None else f"goes on from checkpoint {last.id}"
     when = "" if facts.end_ms is None else f" {duration((facts.end_ms - facts.start_ms) / 1000)} after its start"
     yield Finding(
         "run-failed",
@@ -42,7 +40,7 @@ def run_failed(facts: JobFacts) -> Iterator[Finding]:
         "The run failed",
         f"The run ended{when} with: {first_line(facts.error) or 'an unknown error'}.",
         f"Remove the cause (see `strandline logs JOB`, and the table of errors in the operations guide), then start "
-        f"the job again: `strandline run APP.py`. It {resumes}.",
+        f"the job again: `strandline run APP.py`. {_next_start(facts)}",
     )
 
 
@@ -50,8 +48,6 @@ def driver_lost(facts: JobFacts) -> Iterator[Finding]:
     """The driver is gone, and the run had not ended."""
     if not facts.driver_lost:
         return
-    last = facts.checkpoints.last_completed
-    resumes = "begins anew: no checkpoint has completed" if last is None else f"goes on from checkpoint {last.id}"
     yield Finding(
         "driver-lost",
         "critical",
@@ -59,8 +55,15 @@ def driver_lost(facts: JobFacts) -> Iterator[Finding]:
         f"Process {facts.driver.pid} on {facts.driver.host or 'an unknown host'} ended without ending the run, or does "
         f"not answer. The last status was {facts.status}. Its task managers and slots end by themselves.",
         f"Look for why the process ended (the kernel's log, the cluster's log: often memory), then start the job "
-        f"again: `strandline run APP.py`. It {resumes}.",
+        f"again: `strandline run APP.py`. {_next_start(facts)}",
     )
+
+
+def _next_start(facts: JobFacts) -> str:
+    last = facts.checkpoints.last_completed
+    if last is None:
+        return "It begins anew: no checkpoint has completed."
+    return f"It goes on from checkpoint {last.id}."
 
 
 def repeated_restarts(facts: JobFacts) -> Iterator[Finding]:

@@ -112,9 +112,12 @@ def test_a_step_opens_to_subtasks_key_groups_and_a_flame_graph(browser: Browser,
             "Idle",
             "Rows in/s",
         ]
-        page.get_by_role("button", name="Busy", exact=True).click()
+        busy = page.locator("th", has=page.get_by_role("button", name="Busy", exact=True))
+        busy.get_by_role("button").click()
+        expect(busy).to_have_attribute("aria-sort", "descending")
         assert row(page, "Subtasks of counts", 0)[2:4] == ["68 %", "6 % OK"]
-        page.get_by_role("button", name="Busy", exact=True).click()
+        busy.get_by_role("button").click()
+        expect(busy).to_have_attribute("aria-sort", "ascending")
         assert row(page, "Subtasks of counts", 0)[2] == "39 %"
         assert page.locator(".heat rect").count() == 128
         expect(page.locator("#step")).to_contain_text("The fullest of 128 key groups, 75, took 19,928 rows")

@@ -21,7 +21,7 @@ from strandline.runtime.protocol.logs import KEPT_RUNS, ReadLog
 from strandline.runtime.protocol.messages import OperatorSpec
 from strandline.runtime.protocol.taskmanager_calls import SpareSlots, TaskManagerClient
 from strandline.runtime.task.launcher import ensure_task_manager
-from strandline.runtime.taskmanager.logs import RunLogs
+from strandline.runtime.taskmanager.logs import HostLogs
 from strandline.state.coding.ddl import parse_schema
 from tests.runtime.processes import B0, JOB, SECRET, UID, Driver, cluster_without_spark, gone, send
 from tests.waiting import wait_until
@@ -139,9 +139,9 @@ def test_a_heartbeat_does_not_end_a_task_manager_before_it_has_given_its_logs(tm
 def test_the_logs_of_the_newest_runs_stay_on_a_host(driver: Driver) -> None:
     runs = [msgspec.structs.replace(driver.run, run_id=f"{number:032x}") for number in range(KEPT_RUNS + 3)]
     for age, run in enumerate(reversed(runs)):
-        log = RunLogs(run).folder / "slot-0.log"
+        log = HostLogs(run).folder / "slot-0.log"
         log.write_text("x\n")
         os.utime(log, (1_700_000_000 - age, 1_700_000_000 - age))
-    newest = RunLogs(runs[-1])
+    newest = HostLogs(runs[-1])
     newest.delete_old()
     assert sorted(path.name for path in newest.folder.parent.iterdir()) == [run.run_id for run in runs[3:]]

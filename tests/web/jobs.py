@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from strandline.observe.facts import FailureFacts, Finding, JobFacts
+from strandline.observe.health import findings
 from strandline.observe.views import JobControl
 from strandline.runtime.driver.status import RunStatus
 from tests.observe.generated import generated_facts
@@ -36,11 +37,13 @@ def running_job(health: tuple[Finding, ...] = FINDINGS) -> JobFacts:
 
 
 def lost_job() -> JobFacts:
-    return msgspec.structs.replace(generated_facts(name="lost"), driver_lost=True, subtasks=())
+    facts = msgspec.structs.replace(generated_facts(name="lost"), driver_lost=True, subtasks=())
+    return msgspec.structs.replace(facts, health=findings(facts))
 
 
 def broken_job() -> JobFacts:
-    return generated_facts(name="broken", status=RunStatus.FAILED)
+    facts = generated_facts(name="broken", status=RunStatus.FAILED)
+    return msgspec.structs.replace(facts, health=findings(facts))
 
 
 def hostile_job() -> JobFacts:

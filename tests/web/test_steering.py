@@ -129,8 +129,9 @@ def test_a_job_whose_driver_died_says_so_and_has_its_buttons_off(browser: Browse
     with opened(browser, server.served.url, f"#/jobs/{lost_job().id}") as page:
         finding = page.locator(".finding.critical")
         expect(finding).to_contain_text("The driver is gone")
-        expect(finding).to_contain_text("last heard of at 2025-10-09 08:53:20, while the job was running")
-        expect(finding).to_contain_text("What to do: Start the job again with the same checkpoint_dir")
+        expect(finding).to_contain_text("The last status was running")
+        expect(finding).to_contain_text("start the job again: `strandline run APP.py`. It goes on from checkpoint 19")
+        expect(page.locator(".since")).to_have_text("last seen 2025-10-09 08:53:20")
         for button in page.get_by_role("group", name="Change the job lost").get_by_role("button").all():
             expect(button).to_be_disabled()
         expect(page.locator("#why-not")).to_contain_text("the driver is gone")

@@ -69,7 +69,7 @@ function whyNot({ facts }) {
 }
 
 function health(facts) {
-  const findings = lost(facts).concat(facts.health);
+  const findings = facts.health;
   if (!findings.length) {
     const text = ended(facts) ? "The run is over." : facts.status === "running" ? "Healthy: no rule is broken." : "The job is " + facts.status + ".";
     return h("div", { key: "health", class: "health " + (facts.status === "running" ? "good" : "calm"), role: "status" }, h("h2", { class: "unseen" }, "Health"), h("p", null, text));
@@ -90,25 +90,6 @@ function finding(one) {
     h("p", { class: "finding-title" }, h("span", { class: "severity" }, one.severity), h("b", null, one.title), one.subject ? h("span", { class: "subject" }, one.subject) : null),
     h("p", { class: "measured" }, one.text),
     h("p", { class: "remedy" }, h("b", null, "What to do: "), one.remedy));
-}
-
-// The driver cannot say that it is gone, and the error of a failed run is no rule of health.
-function lost(facts) {
-  if (facts.driver_lost && !facts.health.some((one) => one.rule === "driver-lost")) {
-    const last = facts.checkpoints.last_completed;
-    return [{
-      rule: "driver-lost", severity: "critical", subject: facts.driver.host, title: "The driver is gone",
-      text: "Process " + facts.driver.pid + " on " + (facts.driver.host || "its host") + " was last heard of at " + moment(facts.taken_ms) + ", while the job was " + facts.status + ". The figures below are from then.",
-      remedy: "Start the job again with the same checkpoint_dir: it goes on from checkpoint " + (last ? last.id : NONE) + (last ? " of " + moment(completion(last)) : "") + ". The log of the driver says why it ended.",
-    }];
-  }
-  if (facts.status === "failed" && !facts.health.some((one) => one.rule === "run-failed")) {
-    return [{
-      rule: "run-failed", severity: "critical", subject: "", title: "The run failed", text: facts.error || "The error is not known.",
-      remedy: "Mend the cause, then start the job again: it goes on from checkpoint " + (facts.checkpoints.last_completed?.id ?? NONE) + ". The tab Exceptions has the whole text.",
-    }];
-  }
-  return [];
 }
 
 function figures(store) {

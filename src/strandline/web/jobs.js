@@ -17,7 +17,7 @@ export function lookAtHealth(jobs) {
     if (known && Date.now() - known.time < EVERY_MS) continue;
     healths.set(jid, { ...known, time: Date.now() });
     get(ofJob(jid, "health")).then((answer) => {
-      healths.set(jid, { time: Date.now(), findings: answer.findings ?? answer });
+      healths.set(jid, { time: Date.now(), findings: answer.findings });
       changed();
     }, () => {}); // the list itself says when the server is gone
   }

@@ -14,11 +14,18 @@ from strandline.redaction import secret_values
 from strandline.runtime.driver.log_ring import driver_log
 from strandline.runtime.driver.task_managers import TaskManagers
 from strandline.runtime.protocol.calls import NOTHING
-from strandline.runtime.protocol.logs import DRIVER, KEPT_BYTES, MOST_READ_BYTES, LogText, ReadLog, as_text
+from strandline.runtime.protocol.logs import (
+    DRIVER,
+    KEPT_BYTES,
+    MOST_READ_BYTES,
+    LogText,
+    ReadLog,
+    as_text,
+    in_order,
+    write_ends,
+)
 from strandline.runtime.protocol.messages import RunInfo
 from strandline.runtime.protocol.taskmanager_calls import TaskManagerClient
-from strandline.storage import open_storage
-from strandline.storage.paths import JobPaths
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +49,7 @@ class RunLogs:
 
     def processes(self) -> tuple[str, ...]:
         """The names of the processes whose logs can be read: the driver, then task managers, then slots."""
-        return (DRIVER, *sorted({*self._homes(), *self._kept}, key=_order))
+        return (DRIVER, *in_order({*self._homes(), *self._kept}))
 
     def read(self, process: str, max_bytes: int) -> LogText:
         """The end of a log. Raises `StrandlineError` if there is none."""
@@ -92,10 +99,7 @@ class RunLogs:
         with self._lock:
             ends = {DRIVER: driver_log().end(KEPT_BYTES), **self._kept}
         try:
-            storage = open_storage(self._run.storage.url, self._run.storage.options)
-            paths = JobPaths(self._run.job)
-            for name, end in ends.items():
-                storage.write(paths.history_log(self._run.run_id, name), end.text.encode())
+            write_ends(self._run, ends)
         except (StrandlineError, OSError) as error:
             log.warning("job %s: the ends of its logs are not kept in storage: %s", self._run.job, error)
 
@@ -105,7 +109,3 @@ def _shortened(end: LogText, count: int) -> LogText:
     if len(data) <= count:
         return end
     return msgspec.structs.replace(end, text=as_text(data[-count:], cut=True), cut=True)
-
-
-def _order(process: str) -> tuple[bool, int, str]:
-    return process.startswith("slot-"), len(process), process

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,9 @@ import msgspec
 from strandline.errors import StrandlineError
 from strandline.redaction import without_controls
 from strandline.runtime.protocol.figures import Facts
+from strandline.runtime.protocol.messages import RunInfo
 from strandline.runtime.protocol.user_folder import user_folder
+from strandline.storage import JobPaths, open_storage
 
 DRIVER: Final = "driver"
 """The name of the driver among the processes that have a log. Its log is in its memory."""
@@ -124,6 +127,18 @@ def as_text(data: bytes, cut: bool) -> str:
         _broken, newline, rest = data.partition(b"\n")
         data = rest if newline else data
     return without_controls(data.decode(errors="replace"))
+
+
+def in_order(processes: Iterable[str]) -> list[str]:
+    """Names of processes in the order in which people look for them: task managers, then slots by their numbers."""
+    return sorted(processes, key=lambda name: (name.startswith("slot-"), len(name), name))
+
+
+def write_ends(run: RunInfo, ends: Mapping[str, LogText]) -> None:
+    """Write the ends of logs into the job's history. Raises `StorageError`."""
+    storage = open_storage(run.storage.url, run.storage.options)
+    for name, end in ends.items():
+        storage.write(JobPaths(run.job).history_log(run.run_id, name), end.text.encode())
 
 
 def _tail(path: Path, count: int) -> tuple[bytes, bool]:

@@ -21,14 +21,14 @@ from strandline.runtime.protocol.logs import (
     LogText,
     ReadLog,
     bound_file,
+    in_order,
     log_folder,
     log_names,
     read_end,
+    write_ends,
 )
 from strandline.runtime.protocol.messages import RunInfo
 from strandline.runtime.protocol.user_folder import make_private
-from strandline.storage import open_storage
-from strandline.storage.paths import JobPaths
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ KEEP_PATIENCE: Final = 10.0
 """Seconds that storage gets to take the ends of logs when the driver is gone."""
 
 
-class RunLogs:
+class HostLogs:
     """The log files of a run on this host. Any task manager of the run there can read them all."""
 
     def __init__(self, run: RunInfo) -> None:
@@ -58,7 +58,7 @@ class RunLogs:
 
     def ends(self) -> dict[str, LogText]:
         """The ends of all logs; those of task managers first."""
-        names = sorted(self.names(), key=lambda name: (name.startswith("slot-"), len(name), name))
+        names = in_order(self.names())
         each = min(KEPT_BYTES, MOST_KEPT_BYTES // max(1, len(names)))
         return {name: self.read(ReadLog(name, each)) for name in names[:MOST_LOGS]}
 
@@ -86,10 +86,7 @@ class RunLogs:
 
     def _keep(self) -> None:
         try:
-            storage = open_storage(self._run.storage.url, self._run.storage.options)
-            paths = JobPaths(self._run.job)
-            for name, end in self.ends().items():
-                storage.write(paths.history_log(self._run.run_id, name), end.text.encode())
+            write_ends(self._run, self.ends())
         except (StrandlineError, OSError) as error:
             log.warning("the ends of the logs stay in %s: %s", self.folder, error)
 

@@ -65,7 +65,7 @@ from strandline.runtime.taskmanager.background_uploads import BackgroundUploads
 from strandline.runtime.taskmanager.changelog.changelog import Changelog
 from strandline.runtime.taskmanager.durability import ChangelogDurability, Durability, SnapshotDurability
 from strandline.runtime.taskmanager.local_copies import LocalCopies
-from strandline.runtime.taskmanager.logs import RunLogs
+from strandline.runtime.taskmanager.logs import HostLogs
 from strandline.runtime.taskmanager.run_folder_lock import RunFolderLock
 from strandline.runtime.taskmanager.savepoint_uploads import upload_savepoint
 from strandline.runtime.taskmanager.slot_processes import SlotProcess, SlotProcesses
@@ -96,7 +96,7 @@ class TaskManager(TaskManagerCalls):
         self._folder = make_private(run_folder(run.local_dir, run.job, run.run_id))
         self._folder_lock = RunFolderLock(self._folder)
         self._folder_lock.delete_dead_runs()
-        self._logs = RunLogs(run)
+        self._logs = HostLogs(run)
         self._logs.delete_old()
         self._driver_silent = False
         self._slots = SlotProcesses(run.job, self._logs.folder, run.heartbeat_timeout, self._thread_died)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from strandline.observe import run_record
+from strandline.observe import history_record
 from strandline.observe.facts import CheckpointsFacts
 from strandline.observe.history import RunHistory, too_many
 from strandline.storage import StoredFile
@@ -30,7 +30,7 @@ from tests.observe.happenings import (
 
 def test_the_history_of_a_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("KEPT_CHECKPOINTS", 20), ("KEPT_DETAILED", 5), ("KEPT_FAILURES", 7)):
-        monkeypatch.setattr(run_record, name, value)
+        monkeypatch.setattr(history_record, name, value)
     monkeypatch.setattr("strandline.observe.history_merge.KEPT_CHECKPOINTS", 20)
     storage = Remembered()
     facts = first_facts()
@@ -58,7 +58,7 @@ def test_ten_thousand_checkpoints_and_a_thousand_subtasks_stay_small() -> None:
     (size,) = [len(data) for data in storage.files.values()]
     found = facts_in(storage)
     assert len(found.checkpoints.history) == 9_999
-    assert sum(len(one.subtasks) for one in found.checkpoints.history) <= run_record.KEPT_SUBTASKS
+    assert sum(len(one.subtasks) for one in found.checkpoints.history) <= history_record.KEPT_SUBTASKS
     print(f"{size:,} bytes")
     assert size < 10 << 20
 
@@ -66,8 +66,8 @@ def test_ten_thousand_checkpoints_and_a_thousand_subtasks_stay_small() -> None:
 def test_a_checkpoint_that_is_offered_again_after_it_left_the_history_is_not_new(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run_record, "KEPT_CHECKPOINTS", 3)
-    record = run_record.RunRecord()
+    monkeypatch.setattr(history_record, "KEPT_CHECKPOINTS", 3)
+    record = history_record.HistoryRecord()
     facts = many("ccccc")
     record.offer(facts)
     record.saved()

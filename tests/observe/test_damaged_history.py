@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.errors import HistoryError
-from strandline.observe import history, history_reader, run_record
+from strandline.observe import history, history_reader, history_record
 from strandline.observe.history import RunHistory
 from strandline.observe.history_format import decode_part, encode_part
 from strandline.observe.history_jobs import HistoryJobs
@@ -93,7 +93,7 @@ def test_a_history_of_which_nothing_can_be_read_still_shows_the_job(parts: tuple
 
 @given(data=st.binary(max_size=200), cut=st.integers(0, 300))
 def test_any_bytes_are_read_or_refused_with_words(data: bytes, cut: int) -> None:
-    good = encode_part(0, False, first_facts(), run_record.Events())
+    good = encode_part(0, False, first_facts(), history_record.Events())
     for crafted in (data, good[: cut % len(good)], good[: cut % len(good)] + data):
         with pytest.raises(HistoryError, match=r"^here: "):
             decode_part(crafted, "here")

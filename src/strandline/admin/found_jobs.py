@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from strandline.admin.problems import NoSuchJobError, NotAllowedError, NotReachedError, NotRunningError
 from strandline.admin.rest_client import RestClient
 from strandline.errors import AuthenticationError
-from strandline.observe.registry import local_runs, read_token, runs_in
+from strandline.observe.registration import local_runs, read_token, runs_in
 from strandline.observe.run_entries import FoundRun, RunEntry
 
 TOKEN_VARIABLE: Final = "STRANDLINE_TOKEN"

@@ -10,7 +10,7 @@ from strandline.admin.found_jobs import FoundJob, Where
 from strandline.admin.problems import NoSuchJobError, NotReachedError, NotRunningError
 from strandline.admin.rest_client import RestClient
 from strandline.observe.facts import JobFacts
-from strandline.observe.registry import local_runs
+from strandline.observe.registration import local_runs
 from strandline.observe.views import JobView, LogText
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from strandline.errors import ConfigError, StrandlineError
 from strandline.observe.facts import Finding
 from strandline.observe.history import keep_history
 from strandline.observe.live import LiveJob
-from strandline.observe.registry import register
+from strandline.observe.registration import register
 from strandline.runtime.driver.plan import Graph
 from strandline.runtime.driver.run import Run
 

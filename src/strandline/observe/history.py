@@ -15,7 +15,7 @@ from strandline.config import Config
 from strandline.observe.background import Background
 from strandline.observe.facts import JobFacts
 from strandline.observe.history_format import encode_part
-from strandline.observe.run_record import RunRecord
+from strandline.observe.history_record import HistoryRecord
 from strandline.observe.views import JobView
 from strandline.storage import JobPaths, Storage, StoredFile, open_storage
 from strandline.storage.local import LocalStorage
@@ -74,7 +74,7 @@ class RunHistory:
         self._paths = JobPaths(facts.name)
         self._run = (facts.start_ms, facts.run)
         self._clock = clock
-        self._record = RunRecord()
+        self._record = HistoryRecord()
         self._number = 0
         self._files: set[str] = set()
         """The files that the next whole part stands for."""

@@ -11,7 +11,7 @@ from backports import zstd
 from strandline.checkpoint.unpacking import unpacked
 from strandline.errors import HistoryError
 from strandline.observe.facts import JobFacts
-from strandline.observe.run_record import Events
+from strandline.observe.history_record import Events
 
 FORMAT_VERSION = 1
 MAX_FILE_BYTES = 64 << 20

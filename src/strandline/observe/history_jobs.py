@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from strandline.errors import HistoryError, JobFailedError, StorageError
 from strandline.observe.facts import JobFacts, job_id
 from strandline.observe.history_reader import HistoryReader, JobHistory
-from strandline.observe.registry import jobs_in
+from strandline.observe.registration import jobs_in
 from strandline.observe.views import JobControl, JobView, LogText
 from strandline.storage import JobPaths, Storage, open_storage
 

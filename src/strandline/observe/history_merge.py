@@ -10,8 +10,7 @@ import msgspec
 
 from strandline.checkpoint.stats import CheckpointCounts, CheckpointStats
 from strandline.observe.facts import KEPT_SAMPLES, CheckpointsFacts, DriverFacts, JobFacts, job_id
-from strandline.observe.run_entries import FoundRun
-from strandline.observe.run_record import (
+from strandline.observe.history_record import (
     KEPT_CHECKPOINTS,
     KEPT_FAILURES,
     KEPT_RECOVERIES,
@@ -19,6 +18,7 @@ from strandline.observe.run_record import (
     Events,
     with_few_subtasks,
 )
+from strandline.observe.run_entries import FoundRun
 
 T = TypeVar("T")
 

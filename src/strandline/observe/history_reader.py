@@ -22,9 +22,9 @@ from strandline.observe.history_format import (
     decode_part,
 )
 from strandline.observe.history_merge import RunFacts, merged
-from strandline.observe.registry import stored_run
+from strandline.observe.history_record import KEPT_CHECKPOINTS, KEPT_SUBTASKS
+from strandline.observe.registration import stored_run
 from strandline.observe.run_entries import DEAD_SECONDS, FoundRun, is_on_this_host
-from strandline.observe.run_record import KEPT_CHECKPOINTS, KEPT_SUBTASKS
 from strandline.storage import JobPaths, Storage, StoredFile
 from strandline.storage.paths import HistoryFile
 

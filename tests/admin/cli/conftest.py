@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A registry of this test's own."""
+    """Entries of runs of this test's own."""
     place = tmp_path / "registry"
     place.mkdir()
     monkeypatch.setenv("STRANDLINE_RUNS_DIR", str(place))

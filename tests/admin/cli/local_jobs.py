@@ -1,4 +1,4 @@
-"""Jobs of this host without Spark: a real server over given facts, and a real entry in the registry."""
+"""Jobs of this host without Spark: a real server over given facts, and a real entry of its run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from strandline.observe.registry import Registration, local_runs
+from strandline.observe.registration import Registration, local_runs
 from strandline.runtime.driver.status import RunStatus
 from tests.rest.served import Client, GivenJob, serving
 from tests.waiting import wait_until

@@ -19,7 +19,7 @@ import pytest
 
 from strandline.observe.facts import JobFacts, job_id
 from strandline.observe.history import HistoryWriter
-from strandline.observe.registry import Registration, local_runs, user_runs_folder
+from strandline.observe.registration import Registration, local_runs, user_runs_folder
 from strandline.rest.server import serve_jobs
 from strandline.runtime.driver.restore.savepoints import SavepointFormat
 from strandline.runtime.driver.status import RunStatus

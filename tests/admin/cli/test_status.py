@@ -17,7 +17,7 @@ import pytest
 from strandline.admin.cli.logs import added
 from strandline.admin.cli.words import lasted, one_line
 from strandline.observe.facts import Finding, JobFacts
-from strandline.observe.registry import Registration, local_runs
+from strandline.observe.registration import Registration, local_runs
 from strandline.observe.views import LogText
 from strandline.rest.server import Served
 from strandline.runtime.driver.figures import RunFigures, SourceFigures

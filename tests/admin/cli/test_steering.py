@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from strandline.observe.registry import local_runs, user_runs_folder
+from strandline.observe.registration import local_runs, user_runs_folder
 from strandline.runtime.driver.status import RunStatus
 from strandline.runtime.protocol.user_folder import make_private
 from tests.admin.cli.commands import strandline

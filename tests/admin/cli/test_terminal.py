@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from strandline.observe.registry import local_runs
+from strandline.observe.registration import local_runs
 from tests.admin.cli.commands import strandline
 from tests.admin.cli.terminal import in_terminal
 from tests.waiting import wait_until

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def job_names(incomplete: str) -> list[str]:
     """The names of this host's running jobs, for the completion of the shell. It never fails."""
-    from strandline.observe.registry import local_runs
+    from strandline.observe.registration import local_runs
 
     with suppress(StrandlineError, OSError):
         return sorted({run.entry.job for run in local_runs() if run.alive and run.entry.job.startswith(incomplete)})

@@ -154,7 +154,7 @@ def _detach(command: list[str], script: str, job: str | None, timeout: str, as_j
     from strandline.admin.cli.progress import progress_of
     from strandline.admin.detached import start_detached
     from strandline.admin.rest_client import Progress
-    from strandline.observe.registry import local_runs, user_runs_folder
+    from strandline.observe.registration import local_runs, user_runs_folder
     from strandline.runtime.protocol.user_folder import make_private
 
     seconds = duration_option("--timeout", timeout)

@@ -65,7 +65,7 @@ def _running(job: str | None, where: Where) -> FoundJob:
 
 
 def _show(job: FoundJob, *, open_page: bool, as_json: bool) -> None:
-    from strandline.observe.registry import read_token
+    from strandline.observe.registration import read_token
     from strandline.rest.access import with_token
 
     client = job.steered()
@@ -124,7 +124,7 @@ def _open(link: str) -> None:
     import html
     import webbrowser
 
-    from strandline.observe.registry import user_runs_folder
+    from strandline.observe.registration import user_runs_folder
     from strandline.runtime.protocol.user_folder import make_private
 
     page: Path = make_private(user_runs_folder()) / f"open-{os.getpid()}.html"

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from strandline.errors import AuthenticationError, UnsafeFolderError
-from strandline.observe import registry
-from strandline.observe.registry import Registration, local_runs, read_token, runs_in, token_path, user_runs_folder
+from strandline.observe import registration
+from strandline.observe.registration import Registration, local_runs, read_token, runs_in, token_path, user_runs_folder
 from strandline.observe.run_entries import DEAD_SECONDS, MAX_ENTRY_BYTES, RunEntry, encode_entry, liveness, own_entry
 from strandline.runtime.driver.status import RunStatus
 from strandline.runtime.liveness.processes import started_at
@@ -191,7 +191,7 @@ def test_entries_of_runs_that_are_over_go_after_a_day_and_when_there_are_too_man
         age = 25 * 3600 if number == 5 else number * 60
         os.utime(path, (time.time() - age,) * 2)
     assert {run.entry.run for run in local_runs(parent)} == {own.run, "0", "1", "2", "3", "4"}
-    monkeypatch.setattr(registry, "KEPT_ENTRIES", 2)
+    monkeypatch.setattr(registration, "KEPT_ENTRIES", 2)
     assert {run.entry.run for run in local_runs(parent)} == {own.run, "0", "1"}
     assert {path.name for path in user_runs_folder(parent).glob("*.token")} == {"0.token", "1.token"}
 

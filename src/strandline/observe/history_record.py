@@ -91,7 +91,7 @@ def _shorten(items: dict[Hashable, T], limit: int) -> None:
         del items[next(iter(items))]
 
 
-class RunRecord:
+class HistoryRecord:
     """Everything that the history keeps of one run, and what of it is not saved yet."""
 
     def __init__(self) -> None:

@@ -85,7 +85,7 @@ class Registration:
         self._there: RunStatus | None = None
         self._beat = 0.0
         name = f"job {facts.name}"
-        self._local = Background("strandline-registry", f"{name}: its entry on this host", self._renew_here)
+        self._local = Background("strandline-registration", f"{name}: its entry on this host", self._renew_here)
         self._stored = Background("strandline-heartbeat", f"{name}: its entry in storage", self._renew_there)
 
     def close(self) -> None:

@@ -169,6 +169,18 @@ def test_what_happened_to_earlier_runs_comes_first(tmp_path: Path) -> None:
     assert found.samples == second.samples
 
 
+def test_a_run_that_is_alive_is_shown_even_if_the_clock_was_set_back_since(tmp_path: Path) -> None:
+    storage = LocalStorage(str(tmp_path))
+    before = msgspec.structs.replace(first_facts("run1"), status=RunStatus.FAILED)
+    stored(storage, many("cc", before), entry_of(before))
+    now = first_facts("run2", START - 3_600_000)
+    stored(storage, many("ccc", now), entry_of(now))
+    found = read_history(storage, JOB)
+    assert found is not None
+    assert (found.facts.run, found.facts.status, found.facts.driver_lost) == ("run2", RunStatus.RUNNING, False)
+    assert [(run.entry.run, run.liveness) for run in found.runs] == [("run2", "alive"), ("run1", "ended")]
+
+
 def test_two_drivers_at_once_do_not_touch_each_others_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "PARTS_PER_WHOLE", 3)
     storage = LocalStorage(str(tmp_path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from pyspark.sql import SparkSession
 
 import strandline as sl
 from strandline.errors import StrandlineError
+from strandline.job import observation
 from strandline.observe.facts import JobFacts, job_id
 from strandline.observe.live import LiveJob
-from tests.jobs.place import Place, batches
+from strandline.observe.registration import local_runs
+from tests.jobs.place import Place, batches, running_sums
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
@@ -133,3 +136,34 @@ def test_the_facts_of_a_job_follow_it_through_its_life(tmp_path: Path, spark: Sp
     assert live(run).control is None
     with pytest.raises(StrandlineError, match="was ended by somebody else meanwhile, and no savepoint was made"):
         live(run).stop(str(tmp_path / "saved"), "native")
+
+
+def test_the_end_of_a_history_that_hangs_is_waited_for_once_and_holds_up_nothing_else(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRANDLINE_RUNS_DIR", str(tmp_path / "host"))
+    monkeypatch.setattr(observation, "END_PATIENCE", 1.5)
+    switch = tmp_path / "switch"
+    switch.touch()
+    place = Place(tmp_path, spark)
+    faults = {"fail_pattern": "history/", "fail_mode": "hang", "switch": str(switch)}
+    place.write(ROWS[0])
+    config = sl.Config(
+        checkpoint_dir=f"faulty+file://{tmp_path}/ckpt",
+        storage_options=faults,
+        parallelism=1,
+        local_dir=str(tmp_path / "local"),
+        rest_port="off",
+    )
+    try:
+        with place.sums(config=config).start() as run:
+            run.process_all_available()
+        (entry,) = local_runs()
+        assert entry.entry.status == "stopped"
+        began = time.monotonic()
+        run.stop()
+        run.cancel()
+        assert time.monotonic() - began < 1.0
+        assert place.rows() == running_sums(ROWS[:1])
+    finally:
+        switch.unlink()

@@ -104,6 +104,27 @@ def test_the_token_lies_in_a_file_of_its_own_for_its_user_alone_and_never_in_sto
     assert all(TOKEN.encode() not in path.read_bytes() for path in storage.root.rglob("*") if path.is_file())
 
 
+def test_an_entry_that_a_cleaner_of_tmp_deleted_comes_back_with_its_token(
+    registered: Registration, job: Seen, parent: str
+) -> None:
+    folder = user_runs_folder(parent)
+    for file in folder.iterdir():
+        file.unlink()
+    wait_until(lambda: len(list(folder.glob("[!.]*"))) == 2, what="the entry and the token")
+    (found,) = local_runs(parent)
+    assert (found.entry.run, read_token(found)) == (job.current.run, TOKEN)
+
+
+def test_files_on_the_host_are_written_again_before_they_look_old(
+    registered: Registration, parent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = list(user_runs_folder(parent).glob("[!.]*"))
+    for file in files:
+        os.utime(file, (1.0, 1.0))
+    monkeypatch.setattr(registration, "WRITE_AGAIN_SECONDS", 0.0)
+    wait_until(lambda: all(file.stat().st_mtime > 1.0 for file in files), what="the files to be written again")
+
+
 def test_the_heartbeat_is_renewed_in_storage(job: Seen, storage: Storage, parent: str) -> None:
     made = Registration(job, storage, parent=parent, beat_seconds=0.01)
     try:
@@ -155,6 +176,18 @@ def test_a_run_whose_process_is_gone_is_dead(job: Seen, parent: str) -> None:
         process.kill()
         process.wait()
         assert [run.liveness for run in local_runs(parent)] == ["dead"]
+
+
+def test_a_run_whose_process_was_killed_is_dead_before_the_parent_of_the_process_knows(job: Seen) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        entry = msgspec.structs.replace(own_entry(job.current), pid=process.pid, pid_started=started_at(process.pid))
+        assert liveness(entry, time.time()) == "alive"
+        process.kill()
+        wait_until(lambda: liveness(entry, time.time()) == "dead", what="the end of the process")
+        assert started_at(process.pid) == entry.pid_started, "it is a zombie"
+    finally:
+        process.communicate()
 
 
 def test_a_process_that_got_the_same_id_later_is_not_the_run(job: Seen, parent: str) -> None:
@@ -280,6 +313,13 @@ def test_an_entry_that_was_copied_to_another_run_or_job_is_not_believed(
     storage.write(JobPaths("theirs").run_entry(entry.started_ms, entry.run), encode_entry(entry))
     assert local_runs(parent) == []
     assert ["it is the entry of another run" in run.problem for run in runs_in(storage.url)] == [True, True]
+
+
+def test_an_entry_in_storage_leads_to_no_other_place(job: Seen, storage: Storage) -> None:
+    entry = msgspec.structs.replace(own_entry(job.current), checkpoint_dir="s3://another-bucket", job_id="0" * 32)
+    storage.write(JobPaths("visits").run_entry(entry.started_ms, entry.run), encode_entry(entry))
+    (run,) = runs_in(storage.url)
+    assert (run.entry.checkpoint_dir, run.entry.job_id) == (storage.url, job.id)
 
 
 # --- in storage ------------------------------------------------------------------------------------

@@ -163,7 +163,10 @@ class RestClient:
                 raise self._refused(error) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
-            raise NotReachedError(f"the server at {self.url} does not answer: {reason}") from None
+            words = f"the server at {self.url} does not answer: {reason}"
+            if method != "GET" and isinstance(reason, TimeoutError):
+                words += "; if it has got the request, it carries it out when it goes on"
+            raise NotReachedError(words) from None
 
     def _bounded(self, answer: Any) -> bytes:
         content: bytes = answer.read(MAX_ANSWER + 1)

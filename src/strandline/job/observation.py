@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from strandline.config import ports_of
 from strandline.errors import ConfigError, StrandlineError
 from strandline.observe.facts import Finding
-from strandline.observe.history import keep_history
+from strandline.observe.history import HistoryWriter, keep_history
 from strandline.observe.live import LiveJob
-from strandline.observe.registration import register
+from strandline.observe.registration import Registration, register
 from strandline.runtime.driver.plan import Graph
 from strandline.runtime.driver.run import Run
 
@@ -75,15 +75,18 @@ class Observation:
         url, token = ("", "") if self._served is None else (self._served.url, self._served.token)
         if url:
             log.info("job %s: %s", self.job.name, url)
+        kept: list[HistoryWriter | Registration] = []
         try:
-            self.job.at_end(keep_history(self.job, self._config).close)
+            kept.append(keep_history(self.job, self._config))
         except Exception:
             log.exception("job %s has no history", self.job.name)
         try:
-            self.job.at_end(register(self.job, self._config, url, token).close)
+            kept.append(register(self.job, self._config, url, token))
         except Exception:
             log.exception("job %s is not registered", self.job.name)
-        self.job.at_end(self._keep_logs)
+        # All of them write their ends at the same time: one that takes long must not hold up the others.
+        for end in (*(one.finish for one in kept), *(one.close for one in kept), self._keep_logs):
+            self.job.at_end(end)
 
     def health(self) -> list[Finding]:
         """The rules of health that the run breaks."""

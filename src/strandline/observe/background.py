@@ -28,9 +28,13 @@ class Background:
         self._thread = threading.Thread(target=self._work, daemon=True, name=name)
         self._thread.start()
 
+    def finish(self) -> None:
+        """Has the work done a last time, in the background."""
+        self._closing.set()
+
     def close(self, seconds: float = LAST_SECONDS) -> bool:
         """Has the work done a last time; False if that takes longer than so many seconds. Never raises."""
-        self._closing.set()
+        self.finish()
         self._thread.join(seconds)
         return not self._thread.is_alive()
 

@@ -53,6 +53,10 @@ class HistoryWriter:
         self._history = RunHistory(storage, job.facts())
         self._background = Background("strandline-history", f"job {job.name}: writing its history", self._act)
 
+    def finish(self) -> None:
+        """Has what is left written, in the background. `close` waits for that."""
+        self._background.finish()
+
     def close(self) -> None:
         """Writes what is left, and returns within some seconds. Never raises."""
         if not self._background.close():

@@ -105,8 +105,7 @@ class HistoryReader:
         before, self._known = self._known, {}
         found, facts, notes = [], [], []
         checkpoints = figures = 0
-        for run in sorted(runs, reverse=True)[:KEPT_RUNS]:
-            entry = self._observed(self._entry(run, runs[run].entry))
+        for run, entry in self._newest(runs):
             found.append(entry)
             notes += [entry.problem] if entry.problem else []
             if checkpoints < KEPT_CHECKPOINTS:
@@ -121,6 +120,13 @@ class HistoryReader:
         health = whole.health if found[0].alive else findings(msgspec.structs.replace(whole, health=()))
         health += tuple(_finding(note) for note in notes)
         return JobHistory(msgspec.structs.replace(whole, health=health), tuple(found), tuple(notes))
+
+    def _newest(self, runs: Mapping[tuple[int, str], _Files]) -> list[tuple[tuple[int, str], FoundRun]]:
+        """The newest runs with their entries. One that is alive comes first: a clock may have been set back since."""
+        chosen = [
+            (run, self._observed(self._entry(run, runs[run].entry))) for run in sorted(runs, reverse=True)[:KEPT_RUNS]
+        ]
+        return sorted(chosen, key=lambda pair: not pair[1].alive)
 
     def _entry(self, run: tuple[int, str], file: StoredFile | None) -> FoundRun:
         known = self._ended.get(run)

@@ -21,6 +21,7 @@ import msgspec
 from strandline.config import Config
 from strandline.errors import AuthenticationError, JobDefinitionError, NotFoundError
 from strandline.observe.background import Background
+from strandline.observe.facts import job_id
 from strandline.observe.run_entries import (
     MAX_ENTRY_BYTES,
     FoundRun,
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 10.0
 """How often a run renews its entry in storage."""
+WRITE_AGAIN_SECONDS = 3600.0
+"""How often a run writes its entry on the host again, changed or not: cleaners of `/tmp` delete files by their age."""
 KEPT_SECONDS = 24 * 3600.0
 """How long the entry of a run that is over stays on its host."""
 KEPT_ENTRIES = 200
@@ -82,14 +85,22 @@ class Registration:
         self._began_ms = int(time.time() * 1000)
         self._here: RunStatus | None = None
         """The status in the entry on this host; None before there is one."""
+        self._written = 0.0
+        """When the entry on this host was written last."""
         self._there: RunStatus | None = None
         self._beat = 0.0
         name = f"job {facts.name}"
         self._local = Background("strandline-registration", f"{name}: its entry on this host", self._renew_here)
         self._stored = Background("strandline-heartbeat", f"{name}: its entry in storage", self._renew_there)
 
+    def finish(self) -> None:
+        """Has the final status noted, in the background. `close` waits for that."""
+        self._local.finish()
+        self._stored.finish()
+
     def close(self) -> None:
         """Notes the final status, and deletes the token. Returns within some seconds. Never raises."""
+        self.finish()
         self._local.close()
         self._stored.close()
 
@@ -101,17 +112,25 @@ class Registration:
 
     def _renew_here(self, last: bool) -> None:
         entry = self._current()
-        if self._here == entry.status and not last:
+        if self._here == entry.status and not last and self._is_still_here(entry.run):
             return
         folder = make_private(user_runs_folder(self._parent))
         if self._here is None:
             prune(folder)
-            if self._token:
-                _write_private(token_path(folder, entry.run), self._token.encode())
-        _write_private(folder / f"{entry.run}.json", encode_entry(entry))
+        if self._token and not last:
+            _write_private(token_path(folder, entry.run), self._token.encode())
+        _write_private(entry_path(folder, entry.run), encode_entry(entry))
         self._here = entry.status
+        self._written = time.monotonic()
         if last:
             token_path(folder, entry.run).unlink(missing_ok=True)
+
+    def _is_still_here(self, run: str) -> bool:
+        """Whether the files of this host are there, and so new that no cleaner of `/tmp` deletes them."""
+        folder = user_runs_folder(self._parent)
+        if time.monotonic() - self._written > WRITE_AGAIN_SECONDS or not entry_path(folder, run).exists():
+            return False
+        return not self._token or token_path(folder, run).exists()
 
     def _renew_there(self, last: bool) -> None:
         entry = self._current()
@@ -129,6 +148,11 @@ class Registration:
 def user_runs_folder(parent: str | None = None) -> Path:
     """The folder with the entries of this user's runs on this host. `make_private` makes it."""
     return user_folder(parent or os.environ.get(RUNS_DIR_VARIABLE) or "/tmp") / ".runs"
+
+
+def entry_path(folder: Path, run: str) -> Path:
+    """The file of the entry of a run in `folder`."""
+    return folder / f"{run}.json"
 
 
 def token_path(folder: Path, run: str) -> Path:
@@ -273,4 +297,6 @@ def stored_run(storage: Storage, paths: JobPaths, started_ms: int, run: str, fil
         return replace(found, entry=msgspec.structs.replace(found.entry, job=paths.job))
     if (found.entry.run, found.entry.started_ms, found.entry.job) != (run, started_ms, paths.job):
         return unreadable(source, run, started_ms, "it is the entry of another run", paths.job)
-    return found
+    # Where the entry was found counts, not what it says: whoever follows it must not be led to another storage.
+    here = msgspec.structs.replace(found.entry, checkpoint_dir=storage.url, job_id=job_id(storage.url, paths.job))
+    return replace(found, entry=here)

@@ -15,7 +15,7 @@ import msgspec
 from strandline.observe.facts import JobFacts
 from strandline.redaction import shown
 from strandline.runtime.driver.status import RunStatus
-from strandline.runtime.liveness.processes import started_at
+from strandline.runtime.liveness.processes import is_there, started_at
 from strandline.runtime.protocol.address import host_identity
 
 FORMAT_VERSION = 1
@@ -160,7 +160,7 @@ def liveness(entry: RunEntry, now: float, modified: float | None = None) -> Live
     if entry.status.ended:
         return "ended"
     if is_on_this_host(entry):
-        return "alive" if entry.pid > 0 and started_at(entry.pid) == entry.pid_started else "dead"
+        return "alive" if entry.pid > 0 and is_there(entry.pid, entry.pid_started) else "dead"
     beat = max(entry.beat_ms / 1000, modified or 0.0)
     return "alive" if now - beat <= DEAD_SECONDS else "dead"
 

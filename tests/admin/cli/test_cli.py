@@ -230,6 +230,8 @@ def test_a_secret_is_read_from_a_file(tmp_path: Path) -> None:
     }
     with pytest.raises(ConfigError, match="cannot read the file /not/there"):
         storage_settings(["secret_access_key=@/not/there"])
+    with pytest.raises(ConfigError, match="/dev/zero has more than"):
+        storage_settings(["secret_access_key=@/dev/zero"])
 
 
 def test_a_terminal_does_not_obey_what_a_checkpoint_holds(tmp_path: Path) -> None:

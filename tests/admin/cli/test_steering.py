@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from strandline.admin.problems import NotReachedError
+from strandline.admin.rest_client import RestClient
 from strandline.observe.registration import local_runs, user_runs_folder
 from strandline.runtime.driver.status import RunStatus
 from strandline.runtime.protocol.user_folder import make_private
@@ -151,6 +154,15 @@ def test_a_job_that_ended_a_moment_ago_is_not_taken_for_unreachable(runs_dir: Pa
         assert "does not answer" in strandline("checkpoint", "visits", code=5).stderr
         view.given = generated_facts(samples=0, status=RunStatus.FINISHED)
     assert "does not run: finished" in strandline("checkpoint", "visits", code=4).stderr
+
+
+def test_a_server_that_is_silent_may_still_do_what_it_was_asked() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = RestClient(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2)
+        with pytest.raises(NotReachedError, match="timed out; if it has got the request, it carries it out"):
+            client.cancel("visits")
+        with pytest.raises(NotReachedError, match=r"timed out$"):
+            client.jobs()
 
 
 def test_a_job_whose_token_cannot_be_read_is_not_steered(server: Client, steered: SteeredJob) -> None:

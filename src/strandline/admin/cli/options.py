@@ -92,6 +92,10 @@ def storage_settings(pairs: list[str] | None) -> dict[str, str]:
     return settings_of(pairs, "--storage-option")
 
 
+MAX_VALUE_BYTES = 1 << 20
+"""How much of a file is read for `KEY=@FILE`."""
+
+
 def settings_of(pairs: list[str] | None, option: str) -> dict[str, str]:
     """The settings given as `option KEY=VALUE` or `KEY=@FILE`. Refuses a secret among the arguments."""
     settings = {}
@@ -112,7 +116,13 @@ def settings_of(pairs: list[str] | None, option: str) -> dict[str, str]:
 
 def _read_value(option: str, file: str) -> str:
     try:
-        return Path(file).read_text(encoding="utf-8").strip()
+        with Path(file).open("rb") as opened:
+            content = opened.read(MAX_VALUE_BYTES + 1)
+        if len(content) > MAX_VALUE_BYTES:
+            raise ConfigError(
+                f"{option}: the file {file} has more than {MAX_VALUE_BYTES:,} bytes, too many for a value"
+            )
+        return content.decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"{option}: cannot read the file {file}: {reason}") from None

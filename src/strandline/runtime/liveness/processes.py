@@ -28,6 +28,15 @@ def started_at(pid: int) -> int:
         return 0
 
 
+def is_there(pid: int, started: int) -> bool:
+    """Whether a process has not ended. A zombie has: only its parent has not asked for its exit code."""
+    try:
+        zombie = psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except (psutil.Error, ValueError):
+        return False
+    return not zombie and started_at(pid) == started
+
+
 def is_working(pid: int, started: int) -> bool:
     """Whether a process is there and can work: it is neither stopped nor a zombie."""
     try:

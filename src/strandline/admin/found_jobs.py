@@ -131,7 +131,7 @@ def run_words(run: FoundRun) -> str:
         return run.problem
     if run.alive:
         return str(entry.status)
-    return f"{entry.status}" if run.liveness == "ended" else f"its driver is gone, it was last seen {entry.status}"
+    return f"{entry.status}" if run.liveness == "ended" else f"driver lost, last seen {entry.status}"
 
 
 def given_token(where: Where) -> str | None:

@@ -107,8 +107,8 @@ def test_a_driver_that_was_killed_is_told_from_one_that_ended(runs_dir: Path, pl
     for entry in entries(facts, place):
         changed(entry, pid_started=1)  # that process is gone; another one has its number
     assert [(job["name"], job["liveness"]) for job in strandline("list", "--json").json] == [("visits", "dead")]
-    assert "its driver is gone" in " ".join(strandline("list", columns=200).stdout.split())
-    assert "does not run: its driver is gone" in " ".join(strandline("cancel", "visits", code=4).stderr.split())
+    assert "driver lost" in " ".join(strandline("list", columns=200).stdout.split())
+    assert "does not run: driver lost" in " ".join(strandline("cancel", "visits", code=4).stderr.split())
     assert strandline("list", "-r", "--json").json == []
     assert "driver lost, last seen running" in strandline("status", "visits").stdout
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,12 +35,9 @@ def list_jobs(
     such as s3://bucket/checkpoints) knows the jobs that keep their checkpoints there, wherever they run.
     """
     where = looked_for(url, token_file, checkpoint_dirs, storage_option)
-    if where.url:
-        _list_server(where, running=running, everything=everything, as_json=as_json)
-        return
     from strandline.admin.found_jobs import entry_facts, known_runs, newest_of_each
 
-    runs = known_runs(where)
+    runs = _served_runs(where) if where.url else known_runs(where)
     damaged = [run for run in runs if run.problem]
     shown = [run for run in newest_of_each(runs) if _wanted(run.liveness, running=running, everything=everything)]
     if as_json:
@@ -63,7 +60,8 @@ def _print_runs(shown: list[FoundRun], damaged: list[FoundRun], where: Where) ->
 
     console = SafeConsole()
     if not shown:
-        place = f"in {', '.join(map(one_line, where.checkpoint_dirs))}" if where.checkpoint_dirs else "on this host"
+        directories = ", ".join(map(one_line, where.checkpoint_dirs))
+        place = f"at {one_line(where.url)}" if where.url else f"in {directories}" if directories else "on this host"
         console.print(f"No jobs {place}; -a also lists jobs that have ended.", soft_wrap=True)
     else:
         table = Table(box=None, header_style="dim", padding=(0, 1))
@@ -85,49 +83,31 @@ def _print_runs(shown: list[FoundRun], damaged: list[FoundRun], where: Where) ->
         SafeConsole(stderr=True).print(Text(one_line(run.problem, 400), style="yellow"), soft_wrap=True)
 
 
-def _list_server(where: Where, *, running: bool, everything: bool, as_json: bool) -> None:
-    """List what a server shows."""
+def _served_runs(where: Where) -> list[FoundRun]:
+    """The runs that a server shows, as if their entries had been found."""
     from strandline.admin.found_jobs import given_token
     from strandline.admin.rest_client import RestClient
+    from strandline.observe.run_entries import FoundRun, RunEntry
 
     client = RestClient(where.url, given_token(where))
-    found: list[dict[str, Any]] = []
+    found = []
     for id, _name in client.jobs():
         facts = client.facts(id)
-        liveness = "alive" if facts.runs else "dead" if facts.driver_lost else "ended"
-        if _wanted(liveness, running=running, everything=everything):
-            found.append(
-                {
-                    "id": facts.id,
-                    "name": facts.name,
-                    "run": facts.run,
-                    "status": str(facts.status),
-                    "liveness": liveness,
-                    "user": facts.driver.user,
-                    "host": facts.driver.host,
-                    "pid": facts.driver.pid,
-                    "started_ms": facts.start_ms,
-                    "seen_ms": facts.taken_ms,
-                    "url": facts.driver.ui_url,
-                    "checkpoint_dir": facts.checkpoint_dir,
-                    "problem": "",
-                }
-            )
-    if as_json:
-        print_json(found)
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    from strandline.admin.cli.console import SafeConsole
-    from strandline.admin.cli.words import moment, one_line
-
-    table = Table(box=None, header_style="dim", padding=(0, 1))
-    for name in ("job", "id", "status", "since (UTC)"):
-        table.add_column(name, overflow="fold")
-    for job in found:
-        status = job["status"] if job["liveness"] != "dead" else f"driver lost, last seen {job['status']}"
-        table.add_row(
-            Text(one_line(job["name"]), style="bold"), job["id"][:12], Text(status), moment(job["started_ms"])
+        driver = facts.driver
+        entry = RunEntry(
+            job=facts.name,
+            job_id=facts.id,
+            run=facts.run,
+            user=driver.user,
+            host=driver.host,
+            host_id="",
+            pid=driver.pid,
+            pid_started=0,
+            started_ms=facts.start_ms,
+            checkpoint_dir=facts.checkpoint_dir,
+            status=facts.status,
+            rest_url=driver.ui_url,
+            beat_ms=facts.taken_ms,
         )
-    SafeConsole().print(table if found else f"No jobs at {client.url}; -a also lists jobs that have ended.")
+        found.append(FoundRun(entry, "alive" if facts.runs else "dead" if facts.driver_lost else "ended", client.url))
+    return found

@@ -106,6 +106,7 @@ def test_nothing_happens_without_the_confirmation(browser: Browser, job: Steered
         press(page, "Cancel")
         page.get_by_role("dialog").get_by_role("button", name="Do nothing").click()
         press(page, "Stop")
+        expect(page.get_by_role("dialog")).not_to_contain_text("Drain")  # it would be refused
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
         expect(page.get_by_role("button", name="Stop")).to_be_focused()

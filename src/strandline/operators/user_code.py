@@ -33,7 +33,21 @@ def explained(error: BaseException, where: str, method: str) -> Exception:
         return UserCodeError(f"{where}: {error}")
     if isinstance(error, StrandlineError):
         return error
-    return UserCodeError(f"{where}: {method}() failed\n{user_traceback(error)}")
+    return call_failed(where, f"{method}()", error)
+
+
+def call_failed(where: str, what: str, error: BaseException) -> UserCodeError:
+    """The error for user code that raised `error`: the cause is in the first line, the traceback follows.
+
+    `what` names the code, such as `open()`. Only the first line is shown where there is room for one.
+    """
+    return UserCodeError(f"{where}: {what} failed: {cause_line(error)}\n{user_traceback(error)}")
+
+
+def cause_line(error: BaseException) -> str:
+    """The class and the first line of the words of an error, as a traceback ends: `TypeError: …`."""
+    lines = "".join(traceback.format_exception_only(error)).splitlines()
+    return next((line for line in lines if not line.startswith(" ")), type(error).__name__)  # a SyntaxError shows code
 
 
 def user_traceback(error: BaseException) -> str:
@@ -79,6 +93,6 @@ def opened_copy(processor: Any, context: Any, uid: str, name: str, method: str =
     except BaseException as error:  # noqa: BLE001  # user code may raise anything
         raise UserCodeError(
             f"operator {uid!r}: {method}() failed in the driver, where a copy of the processor is "
-            f"opened to check its states (context.subtask is -1 there)\n{user_traceback(error)}"
+            f"opened to check its states (context.subtask is -1 there): {cause_line(error)}\n{user_traceback(error)}"
         ) from None
     return copy

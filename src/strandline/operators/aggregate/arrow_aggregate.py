@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from strandline.errors import SchemaError, StrandlineError, UserCodeError
+from strandline.errors import SchemaError, StrandlineError
 from strandline.operators.aggregate.accumulators import GroupAccumulator, Groups
-from strandline.operators.user_code import NOT_BY_USER_CODE, user_traceback
+from strandline.operators.user_code import NOT_BY_USER_CODE, call_failed
 
 
 class ArrowAggregate(ABC):
@@ -125,7 +125,7 @@ class UserAccumulator(GroupAccumulator):
         except (StrandlineError, *NOT_BY_USER_CODE):
             raise
         except BaseException as error:  # noqa: BLE001  # user code may raise anything
-            raise UserCodeError(f"{self._where}: {call.__name__}() failed\n{user_traceback(error)}") from None
+            raise call_failed(self._where, f"{call.__name__}()", error) from None
 
     def _cast(self, column: Any, kind: pa.DataType, what: str) -> Any:
         try:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from strandline.checkpoint.steps import StepDescription, StepKind
-from strandline.errors import JobDefinitionError, StrandlineError, UserCodeError
+from strandline.errors import JobDefinitionError, StrandlineError
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, Output, SubtaskInfo, TimeMode
 from strandline.operators.columns.declared import check_time_column
 from strandline.operators.columns.described import described_columns
@@ -25,7 +25,7 @@ from strandline.operators.process.process_subtask import ProcessSubtask
 from strandline.operators.rewrite import Rewrite
 from strandline.operators.step_change import StepChange
 from strandline.operators.timed.late_rows import DROP, check_late, late_side
-from strandline.operators.user_code import NOT_BY_USER_CODE, opened_copy, user_traceback
+from strandline.operators.user_code import NOT_BY_USER_CODE, call_failed, opened_copy
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.ddl import parse_schema
 from strandline.state.coding.keys import KeyEncoder
@@ -129,7 +129,7 @@ class ProcessOperator(Operator):
         except (StrandlineError, *NOT_BY_USER_CODE):
             raise
         except BaseException as error:  # noqa: BLE001  # user code may raise anything
-            raise UserCodeError(f"{info.where}: {self.methods.open}() failed\n{user_traceback(error)}") from None
+            raise call_failed(info.where, f"{self.methods.open}()", error) from None
         subtask.opened()
         self._subtask = subtask
 
@@ -167,7 +167,7 @@ class ProcessOperator(Operator):
             except (StrandlineError, *NOT_BY_USER_CODE):
                 raise
             except BaseException as error:  # noqa: BLE001  # user code may raise anything
-                raise UserCodeError(f"{subtask.info.where}: close() failed\n{user_traceback(error)}") from None
+                raise call_failed(subtask.info.where, "close()", error) from None
 
     def _make_subtask(self, info: SubtaskInfo) -> ProcessSubtask:
         return ProcessSubtask(self, info)

@@ -13,7 +13,7 @@ from pyspark import cloudpickle  # private Spark API: see design note 009
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from pyspark.sql.types import StructType
 
-from strandline.errors import JobDefinitionError, StrandlineError, UserCodeError
+from strandline.errors import JobDefinitionError, StrandlineError
 from strandline.operators.base import TIME_MODES, BatchInfo, Output, SubtaskInfo, TimeMode
 from strandline.operators.columns.row_reader import row_factory
 from strandline.operators.process.key_chunks import Key, KeyChunkReader, KeyChunks
@@ -28,7 +28,7 @@ from strandline.operators.spark.frames import FrameReader, FrameWriter, pandas_k
 from strandline.operators.spark.handle import SparkHandle
 from strandline.operators.spark.rows import SparkRowReader, SparkRowWriter
 from strandline.operators.spark.values import giver
-from strandline.operators.user_code import NOT_BY_USER_CODE, user_traceback
+from strandline.operators.user_code import NOT_BY_USER_CODE, call_failed
 from strandline.pyspark_releases import PandasSettings
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import state_prefix
@@ -324,7 +324,7 @@ class _SparkSubtask(ProcessSubtask):
         except BaseException as error:  # noqa: BLE001  # user code may raise anything
             where = f"{self.info.where}, batch {batch.batch_id}"
             name = "close" if method == "close" else "init"
-            raise UserCodeError(f"{where}: {name}() failed\n{user_traceback(error)}") from None
+            raise call_failed(where, f"{name}()", error) from None
 
     def _adapter(self) -> _Adapter:
         adapter = self._operator.processor

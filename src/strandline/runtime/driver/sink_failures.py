@@ -12,7 +12,7 @@ import re
 from asyncio import CancelledError
 
 from strandline.errors import SinkError, StorageRefusedError, StrandlineError, UserCodeError
-from strandline.operators.user_code import user_traceback
+from strandline.operators.user_code import cause_line, user_traceback
 
 WRONG_CODE = (
     AssertionError,
@@ -47,14 +47,16 @@ def function_failure(where: str, error: BaseException) -> StrandlineError:
 
     text = user_traceback(error)
     if isinstance(error, PermissionError):
-        return StorageRefusedError(f"{where}: the function of a ForeachBatchSink was refused access:\n{text}")
+        return StorageRefusedError(
+            f"{where}: the function of a ForeachBatchSink was refused access: {cause_line(error)}\n{text}"
+        )
     meant_to_end = not isinstance(error, (Exception, CancelledError))
     if meant_to_end or isinstance(error, (*WRONG_CODE, AnalysisException)):
         return UserCodeError(
-            f"{where}: the function of a ForeachBatchSink raised {type(error).__name__}, which a restart would raise "
-            f"again:\n{text}"
+            f"{where}: the function of a ForeachBatchSink raised {cause_line(error)}; a restart would raise it "
+            f"again\n{text}"
         )
-    return SinkError(f"{where}: the function of a ForeachBatchSink raised:\n{text}")
+    return SinkError(f"{where}: the function of a ForeachBatchSink raised {cause_line(error)}\n{text}")
 
 
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t]+.*\n|\n)+(?P<kind>[\w.]+)(?:: .*)?$", re.M)
@@ -76,11 +78,13 @@ def lasting_failure_in_task(where: str, text: str) -> StrandlineError | None:
         if not isinstance(kind, type):
             continue
         if issubclass(kind, PermissionError):
-            return StorageRefusedError(f"{where}: a Python function in a Spark task was refused access:\n{found[0]}")
+            return StorageRefusedError(
+                f"{where}: a Python function in a Spark task was refused access: {_last_line(found[0])}\n{found[0]}"
+            )
         if issubclass(kind, WRONG_CODE):
             return UserCodeError(
-                f"{where}: a Python function in a Spark task raised {kind.__name__}, which a restart would raise "
-                f"again:\n{found[0]}"
+                f"{where}: a Python function in a Spark task raised {_last_line(found[0])}; a restart would raise "
+                f"it again\n{found[0]}"
             )
     refused = _REFUSED.search(text)
     if refused is not None:
@@ -88,3 +92,7 @@ def lasting_failure_in_task(where: str, text: str) -> StrandlineError | None:
             f"{where}: a Spark task was refused access: {refused[0].strip()}; give the user that runs the job access"
         )
     return None
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip().splitlines()[-1]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rocksdict import Cache, Options
 
 from strandline.errors import UserCodeError
-from strandline.operators.user_code import NOT_BY_USER_CODE, user_traceback
+from strandline.operators.user_code import NOT_BY_USER_CODE, call_failed
 from strandline.runtime.protocol.messages import SlotSpec
 from strandline.state.backends.rocksdb_setup import RocksDBMemory
 from strandline.state.backends.rocksdb_tuning import Tune
@@ -41,7 +41,7 @@ def tuning(spec: SlotSpec, operator: str, memory: RocksDBMemory | None) -> Tune 
         except NOT_BY_USER_CODE:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever user code raises
-            raise UserCodeError(f"{where}: rocksdb_factory failed\n{user_traceback(error)}") from None
+            raise call_failed(where, "rocksdb_factory", error) from None
         if tuned is not None and not isinstance(tuned, Options):
             raise UserCodeError(
                 f"{where}: rocksdb_factory returned {tuned!r}; it must return rocksdict.Options, or None after "

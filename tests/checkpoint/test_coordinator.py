@@ -213,6 +213,14 @@ def test_a_failed_checkpoint_gives_up_its_own_uploads() -> None:
     assert "2 in a row, 1 tolerated" in decision.reason
 
 
+def test_a_failed_savepoint_is_none_of_the_failures_in_a_row() -> None:
+    c = coordinator(tolerable_failures=0)
+    savepoint = c.trigger(10.0, 10.0, 0, kind="savepoint")
+    decision = c.fail(savepoint.id, "the disk is full", 11.0)
+    assert not decision.run_must_fail
+    assert decision.reason == "Savepoint 1 failed: the disk is full"
+
+
 def test_a_completed_checkpoint_ends_the_row_of_failures() -> None:
     c = coordinator(tolerable_failures=1)
     c.trigger(10.0, 10.0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -145,6 +146,20 @@ def test_the_entry_of_a_run_tells_its_end_if_the_last_part_was_lost(tmp_path: Pa
     assert (found.status, found.end_ms, found.driver_lost) == (RunStatus.FAILED, START + 99, False)
 
 
+def test_a_checkpoint_that_was_dropped_later_is_dropped_in_the_history(tmp_path: Path) -> None:
+    storage = LocalStorage(str(tmp_path))
+    facts = many("cc")
+    run = RunHistory(storage, facts)
+    run.offer(facts)
+    run.write()
+    first, second = facts.checkpoints.history
+    seen = msgspec.structs.replace(facts.checkpoints, history=(replace(first, discarded=True), second))
+    run.offer(msgspec.structs.replace(facts, checkpoints=seen))
+    run.write()
+    found = facts_in(storage).checkpoints.history
+    assert [(one.id, one.discarded, len(one.subtasks)) for one in found] == [(1, True, 2), (2, False, 2)]
+
+
 def test_what_happened_to_earlier_runs_comes_first(tmp_path: Path) -> None:
     storage = LocalStorage(str(tmp_path))
     first = many("ccFRS")
@@ -165,7 +180,7 @@ def test_what_happened_to_earlier_runs_comes_first(tmp_path: Path) -> None:
     assert found.failures == first.failures + second.failures
     assert found.recoveries == first.recoveries
     assert found.rescalings == first.rescalings
-    assert found.checkpoints.counts.completed == 3
+    assert found.checkpoints.counts.completed == 1  # of this run, as while it ran
     assert found.samples == second.samples
 
 

@@ -52,8 +52,14 @@ def test_a_port_in_use_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is in use; set rest_port"):
+        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is in use; set rest_port") as caught:
             serve(job(), RestSettings(ports=range(port, port + 1)))
+        assert caught.type is ConfigError  # a traceback shows the class that the documentation names
+
+
+def test_the_log_says_where_the_page_is(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="strandline"), serving(job()) as client:
+        assert f"REST interface and page at {client.served.url}" in caplog.messages
 
 
 def test_the_first_free_port_of_a_range_is_taken() -> None:

@@ -14,7 +14,7 @@ from tests.observe.generated import generated_facts
 from tests.rest.served import GivenJob
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'&amp;{{7*7}}"
-LOGS = {"driver": "first line\nsecond line\n", "slot-0": "the slot's own line\n"}
+LOGS = {"driver": "first line\nsecond line\n", "slot-0": "the slot's own line\n", "slot-1": ""}
 FINDINGS = (
     Finding(
         "back-pressure",

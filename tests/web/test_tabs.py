@@ -281,3 +281,5 @@ def test_logs_want_the_token_and_then_show_and_filter_lines(browser: Browser, se
         page.get_by_label("Process").select_option("slot-0")
         page.get_by_label("Only lines with").fill("")
         expect(page.get_by_role("region", name="Log of slot-0")).to_have_text("the slot's own line\n")
+        page.get_by_label("Process").select_option("slot-1")
+        expect(page.get_by_role("region", name="Log of slot-1")).to_have_text("The log is empty.")

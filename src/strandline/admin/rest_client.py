@@ -178,7 +178,13 @@ class RestClient:
         words = _errors_in(error) or f"{error.code} {error.reason}"
         match error.code:
             case 401 | 403:
-                return NotAllowedError(f"the server at {self.url} does not allow it: {words}")
+                how = ""
+                if error.code == 401 and self._token is None:
+                    words, how = (
+                        "this needs the token of the job",
+                        "; give it with --token-file FILE or STRANDLINE_TOKEN",
+                    )
+                return NotAllowedError(f"the server at {self.url} does not allow it: {words}{how}")
             case 404:
                 return NoSuchJobError(words)
             case 409 | 410:

@@ -247,14 +247,14 @@ class CheckpointCoordinator:
         delete = self._abort([pending], reason, now)
         counts = counts and pending.kind == "checkpoint"
         self._failures += counts
+        told = f"{pending.kind.capitalize()} {checkpoint_id} failed: {reason}"
+        if counts:
+            told += f" ({self._failures} in a row, {self._tolerable_failures} tolerated)"
         return FailDecision(
             failed=(checkpoint_id,),
             delete=delete,
             run_must_fail=counts and self._failures > self._tolerable_failures,
-            reason=(
-                f"Checkpoint {checkpoint_id} failed: {reason} "
-                f"({self._failures} in a row, {self._tolerable_failures} tolerated)"
-            ),
+            reason=told,
         )
 
     def fail_all(self, reason: str, now: float) -> FailDecision:

@@ -45,5 +45,5 @@ def _first_line(error: Exception) -> str:
 def _checkpoint(last: CheckpointStats | None) -> str:
     if last is None:
         return "none"
-    ago = max(0.0, time.time() - last.trigger_time - last.end_to_end_ms / 1000)
+    ago = max(0.0, time.time() - last.end_time)
     return f"{last.id} ({ago:.0f} s ago, {last.full_bytes:,} bytes)"

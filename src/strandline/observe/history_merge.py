@@ -105,7 +105,7 @@ def _checkpoints(runs: Sequence[RunFacts], head: JobFacts, alive: bool) -> Check
         return detailed if same else found
 
     return CheckpointsFacts(
-        counts=_counts([each.counts for each in heads], alive),
+        counts=_counts(head.checkpoints.counts, alive),
         history=(*history, *(head.checkpoints.history if alive else ())),
         last_completed=last("last_completed"),
         last_failed=last("last_failed"),
@@ -114,17 +114,6 @@ def _checkpoints(runs: Sequence[RunFacts], head: JobFacts, alive: bool) -> Check
     )
 
 
-def _counts(counts: Sequence[CheckpointCounts], alive: bool) -> CheckpointCounts:
-    """The sums over the runs. Only a run that is alive has checkpoints in progress."""
-    total = CheckpointCounts()
-    for number, one in enumerate(counts):
-        pending = one.in_progress if alive and number == 0 else 0
-        total = replace(
-            total,
-            total=total.total + one.total - one.in_progress + pending,
-            in_progress=total.in_progress + pending,
-            completed=total.completed + one.completed,
-            failed=total.failed + one.failed,
-            restored=total.restored + one.restored,
-        )
-    return total
+def _counts(counts: CheckpointCounts, alive: bool) -> CheckpointCounts:
+    """Those of the newest run, as while it ran. Only a run that is alive has checkpoints in progress."""
+    return counts if alive else replace(counts, total=counts.total - counts.in_progress, in_progress=0)

@@ -75,9 +75,7 @@ class Recent(Generic[T]):
         self._seen = {key: mark for key, mark in self._seen.items() if key in self.items} | marks
         for one in new:
             key = self._key(one)
-            self.items.pop(key, None)
-            self.fresh.pop(key, None)
-            self.items[key] = self.fresh[key] = self._kept(one)
+            self.items[key] = self.fresh[key] = self._kept(one)  # one that is known keeps its place
         _shorten(self.items, self._limit)
         _shorten(self.fresh, self._limit)
         return bool(new)
@@ -96,7 +94,10 @@ class HistoryRecord:
 
     def __init__(self) -> None:
         self._checkpoints = Recent[CheckpointStats](
-            KEPT_CHECKPOINTS, lambda one: one.id, lambda one: (one.status, one.trigger_time), _short_checkpoint
+            KEPT_CHECKPOINTS,
+            lambda one: one.id,
+            lambda one: (one.status, one.trigger_time, one.discarded),
+            _short_checkpoint,
         )
         self._failures = Recent[FailureFacts](KEPT_FAILURES, kept=_short_failure)
         self._recoveries = Recent[Recovery](KEPT_RECOVERIES, kept=_short_recovery)

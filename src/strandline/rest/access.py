@@ -64,7 +64,7 @@ class Access:
         if not self._is_ours(host):
             return Refusal(
                 403,
-                "the Host header names no host of this server: use the address that the log of the job gives, or list "
+                "the Host header names no host of this server: use the address that `strandline list` gives, or list "
                 "the name in rest_hosts",
             )
         origin = headers.get("origin")

@@ -177,7 +177,7 @@ def _start(jobs: Jobs, settings: RestSettings) -> _Server:
     if not _running:
         atexit.register(_linger)
     _running.add(server)
-    log.debug("REST interface and page at %s", server.url)
+    log.info("REST interface and page at %s", server.url)
     return server
 
 
@@ -260,9 +260,15 @@ def _uvicorn_server(jobs: Jobs, access: Access) -> tuple[FastAPI, uvicorn.Server
 
 def _listen(settings: RestSettings) -> socket.socket:
     if len(settings.ports) == 1:
-        return _listen_at(settings.bind, settings.ports[0])
+        try:
+            return _listen_at(settings.bind, settings.ports[0])
+        except _PortTakenError as error:
+            raise ConfigError(
+                f"rest_port: port {settings.ports[0]} of {settings.bind} is in use; set rest_port to a free port, or "
+                f"leave the option out for the first free one from {FIRST_PORT} on"
+            ) from error
     for port in settings.ports:
-        with suppress(_PortTaken):
+        with suppress(_PortTakenError):
             return _listen_at(settings.bind, port)
     raise StrandlineError(
         f"all ports from {settings.ports[0]} to {settings.ports[-1]} of {settings.bind} are in use, so there is no "
@@ -270,7 +276,7 @@ def _listen(settings: RestSettings) -> socket.socket:
     )
 
 
-class _PortTaken(ConfigError):
+class _PortTakenError(Exception):
     """Another process, or another server of this one, listens at the port."""
 
 
@@ -290,10 +296,7 @@ def _listen_at(bind: str, port: int) -> socket.socket:
         if isinstance(error, PermissionError):
             raise ConfigError(f"rest_port: this user may not listen at port {port}; take one above 1023") from error
         if error.errno == errno.EADDRINUSE:
-            raise _PortTaken(
-                f"rest_port: port {port} of {bind} is in use; set rest_port to a free port, or leave the option out "
-                f"for the first free one from {FIRST_PORT} on"
-            ) from error
+            raise _PortTakenError(f"port {port} of {bind} is in use") from error
         raise ConfigError(f"rest_bind: nothing can listen at {bind}, port {port}: {error}") from error
     return listening
 

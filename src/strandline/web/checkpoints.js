@@ -38,8 +38,8 @@ function overview(store) {
   const none = h("p", { class: "empty" }, "None");
   const card = (title, content) => h("section", { key: title, class: "card" }, h("h3", null, title), content);
   return h("div", { class: "cards" },
-    card("Checkpoint Counts", definitions([["Triggered", count(counts.total)], ["In Progress", count(counts.in_progress)], ["Completed", count(counts.completed)],
-      ["Failed", count(counts.failed)], ["Restored", count(counts.restored)]])),
+    card("Checkpoint Counts", [definitions([["Triggered", count(counts.total)], ["In Progress", count(counts.in_progress)], ["Completed", count(counts.completed)],
+      ["Failed", count(counts.failed)], ["Restored", count(counts.restored)]]), h("p", { key: "which", class: "note" }, "Of this run alone.")]),
     card("Latest Completed Checkpoint", done ? [definitions([["ID", done.id], ["Completion Time", moment(completion(done))], ["End to End Duration", duration(done.end_to_end_ms)],
       ["Checkpointed Data Size", bytes(done.checkpointed_bytes)], ["Full Checkpoint Data Size", bytes(done.full_bytes)]]), expandable(store, done)] : none),
     card("Latest Failed Checkpoint", failed ? definitions([["ID", failed.id], ["Failure Time", moment(completion(failed))], ["Cause", failed.failure ?? NONE]]) : none),

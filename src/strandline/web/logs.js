@@ -42,7 +42,7 @@ function text(log, follow) {
   if (follow) requestAnimationFrame(bottom);
   return [
     log.cut ? h("p", { key: "cut", class: "note" }, "The end of a longer log. More of it: ", h("code", null, "strandline logs JOB --lines 5000")) : null,
-    h("pre", { key: "log-" + log.process, id: "log", class: "log", tabindex: "0", role: "region", "aria-label": "Log of " + log.process }, shown.join("\n") || "No line matches."),
+    h("pre", { key: "log-" + log.process, id: "log", class: "log", tabindex: "0", role: "region", "aria-label": "Log of " + log.process }, shown.join("\n") || (wanted && log.text ? "No line matches." : "The log is empty.")),
   ];
 }
 

@@ -74,6 +74,11 @@ def test_a_job_that_has_ended_is_known_by_its_name_and_by_its_directory(stopped:
     strandline("status", "visits", "-c", str(place), "--check", code=4)
 
 
+def test_the_page_of_a_job_that_has_ended_is_in_its_history(stopped: JobFacts, place: Path) -> None:
+    told = " ".join(strandline("ui", "visits", code=4).stderr.split())
+    assert told == f"error: job 'visits' does not run: stopped; its page is in its history: strandline ui {place}"
+
+
 def test_jobs_of_an_object_store_are_listed_and_shown(runs_dir: Path, tmp_path: Path, s3_endpoint: str) -> None:
     options, url = {**KEYS, "endpoint": s3_endpoint}, f"s3://{BUCKET}/cli-{uuid.uuid4().hex}"
     facts = generated_facts(samples=0, status=RunStatus.STOPPED)
@@ -191,6 +196,11 @@ def test_the_page_of_jobs_that_ended_is_served_until_ctrl_c(stopped: JobFacts, p
     assert "does not answer" in strandline("status", "visits", "--url", link["url"], code=5).stderr
 
 
-def test_a_directory_that_is_not_there_cannot_be_served(runs_dir: Path, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there_is_no_directory_without_jobs(runs_dir: Path, tmp_path: Path) -> None:
+    for command in (["ui"], ["list"], ["status", "visits", "-c"]):
+        ended = strandline(*command, f"{tmp_path}/typo", code=1)
+        assert f"there is no folder {tmp_path}/typo" in " ".join(ended.stderr.split())
+    assert strandline("list", tmp_path).stdout.endswith("; -a alone also lists jobs that have ended.\n")
+    assert strandline("list", "-a", tmp_path).stdout == f"No jobs in {tmp_path}.\n"
     strandline("ui", "--port", "80800", f"{tmp_path}/", code=2)
     strandline("ui", "s3//bucket", "--storage-option", "secret_key=1", code=1)

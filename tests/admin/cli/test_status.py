@@ -189,10 +189,11 @@ def test_live_and_dead_jobs_are_told_apart(runs_dir: Path) -> None:
 
 
 def test_the_log_of_a_process_is_chosen_by_its_role(runs_dir: Path) -> None:
-    logs = {"driver": "a\nb\nc\n", "slot-1": "slot\n", "task-manager-x": "manager\n"}
+    logs = {"driver": "a\nb\nc\n", "slot-1": "slot\n", "slot-2": "", "task-manager-x": "manager\n"}
     with local_job(GivenJob(generated_facts(), logs=logs)):
         assert strandline("logs", "visits", "--lines", "2").stdout == "b\nc\n"
         assert strandline("logs", "visits", "--subtask", "1").stdout == "slot\n"
+        assert "The log of slot-2 is empty." in strandline("logs", "visits", "--subtask", "2").stderr
         assert strandline("logs", "visits", "--task-manager", "x").stdout == "manager\n"
         assert strandline("logs", "visits", "--lines", "1", "--json").json == {
             "process": "driver",
@@ -201,14 +202,16 @@ def test_the_log_of_a_process_is_chosen_by_its_role(runs_dir: Path) -> None:
         }
         missing = " ".join(strandline("logs", "visits", "--subtask", "7", code=1).stderr.split())
         strandline("logs", "visits", "--subtask", "1", "--driver", code=2)
-    assert "there is no log of slot-7; there are logs of: driver, slot-1, task-manager-x" in missing
+    assert "there is no log of slot-7; there are logs of: driver, slot-1, slot-2, task-manager-x" in missing
 
 
 def test_the_page_of_a_running_job_is_opened_with_its_token(runs_dir: Path) -> None:
     with local_job(GivenJob(generated_facts())) as client:
         assert strandline("ui", "visits").stdout == f"{client.served.url_with_token}\n"
         assert strandline("ui", "--json").json["url"] == client.served.url
-    assert "0 jobs of this user run on this host" in " ".join(strandline("ui", code=3).stderr.split())
+    assert "no job of this user runs on this host; for jobs that have ended or run elsewhere" in " ".join(
+        strandline("ui", code=3).stderr.split()
+    )
     assert "give one job, or" in " ".join(strandline("ui", "visits", "./ckpt", code=2).stderr.split())
 
 

@@ -94,11 +94,14 @@ def test_a_rescale_says_how_long_the_job_paused(server: Client, steered: Steered
 
 
 def test_a_stop_makes_a_savepoint_if_it_is_told_where(server: Client, steered: SteeredJob) -> None:
-    ended = strandline("stop", "visits", "-p", "/sp", "--drain")
+    ended = strandline("stop", "visits", "-p", "/sp")
     assert ended.stdout == "Savepoint completed. Path: /sp/savepoint-1\n"
     assert ended.stderr == 'Suspending job "visits" with a savepoint.\n'
+    refused = strandline("stop", "visits", "--drain", code=2).stderr
+    assert "a drain is not possible" in refused
+    assert "Suspending" not in refused
     assert strandline("stop", "visits").stdout == f"Stopped job visits ({FACTS.id}).\n"
-    assert steered.asked == [("stop", "/sp", "canonical", True), ("stop", None, "canonical", False)]
+    assert steered.asked == [("stop", "/sp", "canonical", False), ("stop", None, "canonical", False)]
 
 
 def test_a_cancel_waits_for_the_end(server: Client, steered: SteeredJob) -> None:
@@ -189,7 +192,8 @@ def test_a_job_of_another_host_is_steered_by_its_address(
     runs_dir: Path, steered: EndingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(steered.view) as client:
-        assert "needs the token" in strandline("checkpoint", "visits", "--url", client.served.url, code=5).stderr
+        told = " ".join(strandline("checkpoint", "visits", "--url", client.served.url, code=5).stderr.split())
+        assert "this needs the token of the job; give it with --token-file FILE or STRANDLINE_TOKEN" in told
         monkeypatch.setenv("STRANDLINE_TOKEN", client.served.token)
         strandline("checkpoint", "visits", "--url", f"{client.served.url}/")
         assert "nearest is 'visits'" in " ".join(

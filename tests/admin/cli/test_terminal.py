@@ -109,7 +109,7 @@ def test_a_job_is_started_seen_steered_stopped_and_started_again(host: None, ord
     write(tmp_path / "orders", 1, files[1])
     comes(2)
 
-    assert "a drain is not possible" in strandline("stop", "totals", "--drain", code=1).stderr
+    assert "a drain is not possible" in strandline("stop", "totals", "--drain", code=2).stderr
     last = found(
         r'Suspending job "totals" with a savepoint\.\s+Savepoint completed\. Path: (\S+)',
         in_terminal("stop", "totals", "-p", str(tmp_path / "savepoints")),

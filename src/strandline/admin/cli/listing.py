@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -11,6 +11,8 @@ from strandline.admin.cli.options import Json, StorageOptions, TokenFile, Url, l
 if TYPE_CHECKING:
     from strandline.admin.found_jobs import Where
     from strandline.observe.run_entries import FoundRun
+
+ENDED_TOO: Final = "; -a alone also lists jobs that have ended."
 
 
 def list_jobs(
@@ -43,14 +45,14 @@ def list_jobs(
     if as_json:
         print_json([entry_facts(run) for run in [*shown, *damaged]])
         return
-    _print_runs(shown, damaged, where)
+    _print_runs(shown, damaged, where, hidden=not everything or running)
 
 
 def _wanted(liveness: str, *, running: bool, everything: bool) -> bool:
     return liveness == "alive" or (everything and not running) or (liveness == "dead" and not running)
 
 
-def _print_runs(shown: list[FoundRun], damaged: list[FoundRun], where: Where) -> None:
+def _print_runs(shown: list[FoundRun], damaged: list[FoundRun], where: Where, *, hidden: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -62,7 +64,7 @@ def _print_runs(shown: list[FoundRun], damaged: list[FoundRun], where: Where) ->
     if not shown:
         directories = ", ".join(map(one_line, where.checkpoint_dirs))
         place = f"at {one_line(where.url)}" if where.url else f"in {directories}" if directories else "on this host"
-        console.print(f"No jobs {place}; -a also lists jobs that have ended.", soft_wrap=True)
+        console.print(f"No jobs {place}{ENDED_TOO if hidden else '.'}", soft_wrap=True)
     else:
         table = Table(box=None, header_style="dim", padding=(0, 1))
         for name in ("job", "id", "status", "since (UTC)", "where"):

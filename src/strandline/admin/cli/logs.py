@@ -66,6 +66,8 @@ def logs(
         print_json({"process": text.process, "cut": text.cut or len(shown) > lines, "lines": shown[-lines:]})
         return
     _print("\n".join(text.text.splitlines()[-lines:]))
+    if not text.text:
+        typer.echo(f"The log of {name} is empty. Lines below WARNING need a level in the logging of the job.", err=True)
     if follow and found.grow:
         _follow(read, text.text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,12 +73,23 @@ def looked_for(
     checkpoint_dirs: list[str] | None = None,
     storage_option: list[str] | None = None,
 ) -> Where:
-    """Where a command looks for its job. Raises `UsageError` if that is said in two ways."""
+    """Where a command looks for its job. Raises `UsageError` if that is said in two ways.
+
+    Raises `StrandlineError` for a folder that does not exist: a typo must not look like a folder without jobs.
+    """
     from strandline.admin.found_jobs import Where
 
     if url and checkpoint_dirs:
         raise UsageError("--url and checkpoint directories are two places to look for a job; give one of them")
+    check_folders(checkpoint_dirs or [])
     return Where(url, token_file, tuple(checkpoint_dirs or ()), storage_settings(storage_option))
+
+
+def check_folders(places: list[str]) -> None:
+    """Raise `StrandlineError` if one of the checkpoint directories is a folder of this host that does not exist."""
+    for place in places:
+        if not os.path.isdir(place.removeprefix("file://")) and "://" not in place.removeprefix("file://"):
+            raise StrandlineError(f"there is no folder {place}; it should be the checkpoint_dir of jobs")
 
 
 def changelog_roots(locations: list[str] | None, settings: dict[str, str]) -> tuple[str, ...]:

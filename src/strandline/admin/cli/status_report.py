@@ -159,7 +159,7 @@ def _state_words(facts: JobFacts) -> str:
 def _checkpoint_words(facts: JobFacts) -> str:
     checkpoints = facts.checkpoints
     counts = checkpoints.counts
-    totals = f"{counts.completed:,} completed, {counts.failed:,} failed"
+    totals = f"{counts.completed:,} completed, {counts.failed:,} failed in this run"
     last = checkpoints.last_completed
     if last is None:
         return f"none completed yet; {totals}"

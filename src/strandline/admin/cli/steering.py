@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from strandline.admin.cli.options import JobName, Json, TokenFile, Url, looked_for, print_json
-from strandline.admin.problems import NotReachedError, NotRunningError
+from strandline.admin.problems import NotReachedError, NotRunningError, UsageError
 from strandline.errors import StrandlineError
 
 if TYPE_CHECKING:
@@ -41,10 +41,9 @@ def take_savepoint(
 ) -> None:
     """Take a savepoint of a running job."""
     found = _found(job, where)
-    found.steered()
     body = {"target-directory": _absolute(directory), "formatType": kind.upper()}
-    _say(f'Triggering {kind} savepoint for job "{found.name}".')
-    result = _operate(found, "savepoints", "savepoints", body, f"savepoint of {found.name}", detached=detached)
+    said = f'Triggering {kind} savepoint for job "{found.name}".'
+    result = _operate(found, "savepoints", "savepoints", body, f"savepoint of {found.name}", said, detached=detached)
     if not _print_triggered(found, "savepoint", result, as_json):
         path = str(result.get("location", ""))
         _print(_facts(found, path=path, type=kind.value), f"Savepoint completed. Path: {path}", as_json)
@@ -85,15 +84,17 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """End a job after a last checkpoint: every processed row is visible. With -p, a savepoint is made as well."""
+    if drain:
+        raise UsageError("a drain is not possible; stop without --drain, and the next run goes on where this one ended")
     where = looked_for(url, token_file)
     found = _found(job, where)
-    found.steered()  # a job that does not run is an error before anything is said
+    found.steered()  # a job that does not run is an error before anything is asked
     directory = _absolute(savepoint_path)
-    body = {"targetDirectory": directory, "drain": drain, "formatType": kind.upper()}
-    _say(f'Suspending job "{found.name}" with a {"savepoint" if directory else "last checkpoint"}.')
+    body = {"targetDirectory": directory, "formatType": kind.upper()}
+    said = f'Suspending job "{found.name}" with a {"savepoint" if directory else "last checkpoint"}.'
     begun = time.time()
     try:
-        result = _operate(found, "stop", "stop", body, f"stopping {found.name}", detached=detached)
+        result = _operate(found, "stop", "stop", body, f"stopping {found.name}", said, detached=detached)
     except NotRunningError:
         # The driver may be gone before anybody could ask for the result. Its history has it.
         path = _stopped(found, where, begun, savepoint=directory is not None)
@@ -113,8 +114,8 @@ def cancel(job: JobName, url: Url = "", token_file: TokenFile = "", as_json: Jso
 
     found = _found(job, looked_for(url, token_file))
     client = found.steered()
-    _say(f"Cancelling job {found.id}.")
     asked(found, lambda _client: client.cancel(found.id))
+    _say(f"Cancelling job {found.id}.")
     deadline = time.monotonic() + ENDED_AFTER
     with progress_of(f"cancelling {found.name}") as reporter:
         while not (ended(found) or _has_ended(client, found)):
@@ -168,11 +169,12 @@ def _operate(
     polled: str,
     body: dict[str, Any] | None,
     title: str,
+    said: str = "",
     *,
     method: str = "POST",
     detached: bool = False,
 ) -> dict[str, Any]:
-    """Start an operation, and wait for its result unless it is detached."""
+    """Start an operation, and wait for its result unless it is detached. `said` is printed when it has begun."""
     from strandline.admin.cli.progress import progress_of
     from strandline.admin.job_facts import asked, ended
 
@@ -181,6 +183,8 @@ def _operate(
     sent = {**body, "triggerId": trigger} if body is not None else None
     where = path if body is not None else f"{path}&triggerId={trigger}"
     request = asked(job, lambda _client: client.trigger(job.id, where, sent, method=method))
+    if said:
+        _say(said)
     if detached:
         return {"request-id": request}
     with progress_of(title) as reporter:

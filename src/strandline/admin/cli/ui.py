@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strandline.admin.cli.options import Json, StorageOptions, TokenFile, looked_for, print_json, storage_settings
-from strandline.admin.problems import NoSuchJobError, NotReachedError, UsageError
+from strandline.admin.cli.options import (
+    Json,
+    StorageOptions,
+    TokenFile,
+    check_folders,
+    looked_for,
+    print_json,
+    storage_settings,
+)
+from strandline.admin.problems import NoSuchJobError, NotReachedError, NotRunningError, UsageError
 
 if TYPE_CHECKING:
     from strandline.admin.found_jobs import FoundJob, Where
@@ -38,6 +47,7 @@ def ui(
     if len(places) < len(what or []) and (places or len(what or []) > 1):
         raise UsageError("give one job, or one or more checkpoint directories (a folder is written as ./folder)")
     where = looked_for("", token_file)
+    check_folders(places)
     if places:
         _serve(places, storage_settings(storage_option), where, bind, port, open_page=open_page, as_json=as_json)
     else:
@@ -55,19 +65,28 @@ def _running(job: str | None, where: Where) -> FoundJob:
     if job is not None:
         return find_job(job, where)
     alive = [run for run in newest_of_each(known_runs(where)) if run.alive]
-    if len(alive) != 1:
-        names = ", ".join(sorted({run.entry.job for run in alive})) or "none"
+    if not alive:
         raise NoSuchJobError(
-            f"{len(alive)} jobs of this user run on this host ({names}); name one of them, or the checkpoint directory "
-            "of jobs that have ended"
+            "no job of this user runs on this host; for jobs that have ended or run elsewhere, give their checkpoint "
+            "directory: strandline ui CHECKPOINT_DIR"
         )
+    if len(alive) > 1:
+        names = ", ".join(sorted({run.entry.job for run in alive}))
+        raise NoSuchJobError(f"{len(alive)} jobs of this user run on this host; name one of them: {names}")
     return find_job(alive[0].entry.job_id, where)
 
 
 def _show(job: FoundJob, *, open_page: bool, as_json: bool) -> None:
+    from strandline.admin.found_jobs import run_words
     from strandline.observe.registration import read_token
     from strandline.rest.access import with_token
 
+    if job.served is None and job.run is not None and not job.run.alive:
+        entry = job.run.entry
+        raise NotRunningError(
+            f"job {job.name!r} does not run: {run_words(job.run)}; its page is in its history: "
+            f"strandline ui {shlex.quote(entry.checkpoint_dir)}"
+        )
     client = job.steered()
     if job.run is None:
         raise NotReachedError(f"job {job.name!r} is not one of this host")

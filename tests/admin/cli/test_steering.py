@@ -142,7 +142,6 @@ def test_a_job_that_has_ended_cannot_be_steered(runs_dir: Path) -> None:
             ["rescale", "visits", "4"],
             ["stop", "visits"],
             ["savepoint", "visits", "sp"],
-            ["ui", "visits"],
         ):
             error = strandline(*command, code=4).stderr
             assert error == "error: job 'visits' does not run: stopped\n"

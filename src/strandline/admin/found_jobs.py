@@ -108,8 +108,20 @@ def known_runs(where: Where) -> list[FoundRun]:
     if not where.checkpoint_dirs:
         return here
     stored = [run for place in where.checkpoint_dirs for run in runs_in(place, where.storage_options)]
-    own = {run.entry.run: run for run in here if not run.problem}
-    return [own.get(run.entry.run, run) for run in stored]
+    return [next((own for own in here if _is_entry_of(own, run)), run) for run in stored]
+
+
+def _is_entry_of(own: FoundRun, stored: FoundRun) -> bool:
+    """Whether an entry of this host is that of a run in storage. A copy of a directory is not the job's directory."""
+    mine, other = own.entry, stored.entry
+    if own.problem or (mine.run, mine.job) != (other.run, other.job):
+        return False
+    if mine.checkpoint_dir == other.checkpoint_dir:
+        return True
+    try:
+        return os.path.samefile(mine.checkpoint_dir, other.checkpoint_dir)  # by a link, or mounted twice
+    except (OSError, ValueError):
+        return False
 
 
 def newest_of_each(runs: Iterable[FoundRun]) -> list[FoundRun]:
@@ -152,7 +164,7 @@ def given_token(where: Where) -> str | None:
 def _found(run: FoundRun, where: Where) -> FoundJob:
     """A job with its server, if it runs on this host. A URL from storage is never called: anybody can write there."""
     entry = run.entry
-    here = any(run.entry.run == other.entry.run and not other.problem for other in local_runs())
+    here = any(run.source == other.source and not other.problem for other in local_runs())
     if not here or not run.alive or not entry.rest_url:
         return FoundJob(entry.job_id, entry.job, run, None)
     token, problem = None, ""

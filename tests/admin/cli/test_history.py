@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from strandline.admin.found_jobs import Where, find_job
 from strandline.observe.facts import JobFacts, job_id
 from strandline.observe.history import HistoryWriter
-from strandline.observe.registration import Registration, local_runs, user_runs_folder
+from strandline.observe.registration import Registration, local_runs, runs_in, user_runs_folder
 from strandline.rest.server import serve_jobs
 from strandline.runtime.driver.restore.savepoints import SavepointFormat
 from strandline.runtime.driver.status import RunStatus
@@ -146,6 +148,41 @@ def test_a_job_of_another_host_is_shown_but_not_called(runs_dir: Path, place: Pa
     shown = strandline("status", "visits", "-c", str(place)).stdout
     assert shown.startswith("visits  running")
     assert "there is no log of driver" in strandline("logs", "visits", "-c", str(place), code=1).stderr
+
+
+def test_the_directory_that_the_user_named_is_read_and_no_other(stopped: JobFacts, place: Path, tmp_path: Path) -> None:
+    """Anybody who may write checkpoints can write another directory into an entry."""
+    copy = tmp_path / "copy"
+    shutil.copytree(place, copy)
+    other = facts_in(tmp_path / "other", status=RunStatus.FAILED)
+    with remembered(GivenJob(other), tmp_path / "other"):
+        pass
+    changed(entries(stopped, copy)[1], checkpoint_dir=str(tmp_path / "other"), job_id=other.id)
+    for _own_entries in ("there", "gone"):
+        (found,) = strandline("list", "-a", "--json", copy).json
+        assert (found["checkpoint_dir"], found["id"]) == (str(copy), job_id(str(copy), "visits"))
+        shown = strandline("status", "visits", "-c", copy, "--json").json
+        assert (shown["status"], shown["checkpoint_dir"]) == ("stopped", str(copy))
+        strandline("status", other.id, "-c", copy, code=3)
+        for run in local_runs():
+            Path(run.source).unlink()
+
+
+def test_a_job_of_this_host_is_called_only_through_its_own_directory(
+    runs_dir: Path, place: Path, tmp_path: Path
+) -> None:
+    url = "http://127.0.0.1:1"
+    view = GivenJob(facts_in(place))
+    registration = Registration(view, open_storage(str(place)), url, "a-token-of-this-run")
+    try:
+        wait_until(lambda: local_runs() and runs_in(str(place)), what="the entries")
+        shutil.copytree(place, tmp_path / "copy")
+        (tmp_path / "link").symlink_to(place)
+        changed(entries(view.given, tmp_path / "copy")[1], rest_url="http://192.0.2.1:8081")
+        assert find_job("visits", Where(checkpoint_dirs=(str(tmp_path / "copy"),))).served is None
+        assert find_job("visits", Where(checkpoint_dirs=(str(tmp_path / "link"),))).steered().url == url
+    finally:
+        registration.close()
 
 
 def test_the_savepoint_of_a_stop_is_known_when_the_driver_is_gone_first(runs_dir: Path, place: Path) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.errors import HistoryError
 from strandline.observe import history, history_reader, history_record
+from strandline.observe.facts import Sample
 from strandline.observe.history import RunHistory
-from strandline.observe.history_format import decode_part, encode_part
+from strandline.observe.history_format import decode_head, decode_part, encode_part
 from strandline.observe.history_jobs import HistoryJobs
 from strandline.observe.history_reader import read_history
+from strandline.observe.history_record import Events
 from strandline.storage.local import LocalStorage
 from tests.observe.happenings import (
     JOB,
@@ -39,6 +43,22 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LocalStorage
         run.offer(facts)
         run.write()
     return storage, sorted(tmp_path.rglob("*.whole")) + sorted(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize("figure", [float("nan"), float("inf"), -float("inf")])
+def test_a_figure_that_is_no_finite_number_is_damage(figure: float) -> None:
+    facts = many("cccS")
+    one, odd = facts.checkpoints.history[0], Sample(1, rows_per_second=figure)
+    for head, events in (
+        (facts, Events(checkpoints=(replace(one, subtasks=(replace(one.subtasks[0], sync_ms=figure),)),))),
+        (facts, Events(samples=(odd,))),
+        (facts, Events(rescalings=(replace(facts.rescalings[0], time=figure),))),
+        (msgspec.structs.replace(facts, samples=(odd,)), Events()),
+    ):
+        with pytest.raises(HistoryError, match="no finite number"):
+            decode_head(decode_part(encode_part(0, True, head, events), "here"), "here")
+    large = Events(samples=(Sample(1, rows_per_second=1e308),))
+    assert decode_part(encode_part(0, True, facts, large), "here").events == large
 
 
 def test_a_damaged_part_is_reported_and_the_rest_is_read(parts: tuple[LocalStorage, list[Path]]) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import re
 import struct
 import zlib
+from collections.abc import Mapping
 
 import msgspec
 from backports import zstd
@@ -25,6 +29,8 @@ _REST = struct.Struct("<QQI")
 """The sizes of the compressed and of the uncompressed content, and the checksum of sizes and content."""
 _HEADER = _START.size + _REST.size
 _COMPRESSION = 3
+_ODD_FLOAT = re.compile(rb"\xca[\x7f\xff]|\xcb[\x7f\xff]")
+"""How every float begins that is not finite. Other bytes may look the same, so the figures are looked at then."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -91,7 +97,10 @@ def decode_part(data: bytes, where: str, limit: int = MAX_CONTENT_BYTES) -> Part
         body = unpacked(packed, size)
         if len(body) != size:
             raise _damaged(where, "it has another size than it announces")
-        return _decoder.decode(body)
+        part = _decoder.decode(body)
+        if _ODD_FLOAT.search(body) and not _is_finite(part.events):
+            raise _damaged(where, "one of its figures is no finite number")
+        return part
     except (zstd.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(where, f"its content cannot be read: {error}") from error
 
@@ -99,11 +108,32 @@ def decode_part(data: bytes, where: str, limit: int = MAX_CONTENT_BYTES) -> Part
 def decode_head(part: Part, where: str) -> JobFacts:
     """The facts in a file of the history. Raises `HistoryError` if they cannot be read."""
     try:
-        return _head_decoder.decode(part.head)
+        head = _head_decoder.decode(part.head)
+        if _ODD_FLOAT.search(part.head) and not _is_finite(head):
+            raise _damaged(where, "one of its figures is no finite number")
+        return head
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise HistoryError(
             f"{where}: the figures of the run cannot be read; another release may have written them: {error}"
         ) from error
+
+
+def _is_finite(value: object) -> bool:
+    """Whether all numbers in a decoded value are finite."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, (str, int)) or value is None:
+        return True
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, tuple | list):
+        return all(map(_is_finite, value))
+    names = value.__struct_fields__ if isinstance(value, msgspec.Struct) else _fields(value)
+    return all(_is_finite(getattr(value, name)) for name in names)
+
+
+def _fields(value: object) -> list[str]:
+    return [one.name for one in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
 
 
 def _checksum(packed_size: int, size: int, packed: bytes) -> int:

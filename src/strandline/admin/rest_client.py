@@ -124,10 +124,12 @@ class RestClient:
             try:
                 answer = self.call("GET", path)
                 answered = time.monotonic()
-            except (NotReachedError, NoSuchJobError):
+            except (NotReachedError, NoSuchJobError) as error:
                 # A driver that ends shows its job no longer, and is gone a moment later.
-                if lost() or time.monotonic() - answered > LOST_AFTER:
+                if lost():
                     raise
+                if time.monotonic() - answered > LOST_AFTER:
+                    raise type(error)(f"{error}; it has got the request, and carries it out if it goes on") from None
             if _in(answer, "status", "id") == "COMPLETED":
                 return self._operation(answer)
             report(_progress(_in(answer, "progress")))

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from strandline.admin import rest_client
 from strandline.admin.problems import NotReachedError
 from strandline.admin.rest_client import RestClient
 from strandline.observe.registration import local_runs, user_runs_folder
@@ -158,11 +159,14 @@ def test_a_job_that_ended_a_moment_ago_is_not_taken_for_unreachable(runs_dir: Pa
     assert "does not run: finished" in strandline("checkpoint", "visits", code=4).stderr
 
 
-def test_a_server_that_is_silent_may_still_do_what_it_was_asked() -> None:
+def test_a_server_that_is_silent_may_still_do_what_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest_client, "LOST_AFTER", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = RestClient(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2)
         with pytest.raises(NotReachedError, match="timed out; if it has got the request, it carries it out"):
             client.cancel("visits")
+        with pytest.raises(NotReachedError, match="timed out; it has got the request, and carries it out if"):
+            client.result("visits", "stop", "1", lambda _progress: None)
         with pytest.raises(NotReachedError, match=r"timed out$"):
             client.jobs()
 

@@ -83,3 +83,4 @@ def test_options_that_give_access_are_known_by_their_names(name: str, secret: bo
 def test_an_endpoint_with_a_password_is_a_secret() -> None:
     assert is_secret("endpoint", "http://user:pass@host")
     assert not is_secret("endpoint", "http://host:9000")
+    assert not is_secret("checkpoint_interval", "\x1b[31m")

@@ -52,7 +52,9 @@ def without_values(text: str, secrets: Iterable[str]) -> str:
 
 def is_secret(name: str, value: str = "") -> bool:
     """Whether the storage option `name` gives access, or its `value` is a URL that does."""
-    return (bool(_SECRET_NAME.search(name)) and not _PUBLIC_NAME.search(name)) or shown(value) != value
+    return (bool(_SECRET_NAME.search(name)) and not _PUBLIC_NAME.search(name)) or (
+        shown(value) != without_controls(value)
+    )
 
 
 def secret_values(options: Mapping[str, str]) -> list[str]:

@@ -114,7 +114,7 @@ class Registration:
         entry = self._current()
         if self._here == entry.status and not last and self._is_still_here(entry.run):
             return
-        folder = make_private(user_runs_folder(self._parent))
+        folder = make_runs_folder(user_runs_folder(self._parent))
         if self._here is None:
             prune(folder)
         if self._token and not last:
@@ -146,8 +146,13 @@ class Registration:
 
 
 def user_runs_folder(parent: str | None = None) -> Path:
-    """The folder with the entries of this user's runs on this host. `make_private` makes it."""
+    """The folder with the entries of this user's runs on this host. `make_runs_folder` makes it."""
     return user_folder(parent or os.environ.get(RUNS_DIR_VARIABLE) or "/tmp") / ".runs"
+
+
+def make_runs_folder(folder: Path) -> Path:
+    """Makes the folder of the entries, or one in it. Raises what `make_private` raises."""
+    return make_private(folder, f"the environment variable {RUNS_DIR_VARIABLE}")
 
 
 def entry_path(folder: Path, run: str) -> Path:
@@ -169,7 +174,7 @@ def local_runs(parent: str | None = None) -> list[FoundRun]:
     folder = user_runs_folder(parent)
     if not os.path.lexists(folder.parent):
         return []
-    make_private(folder)
+    make_runs_folder(folder)
     prune(folder)
     return sorted(_entries(folder), key=lambda run: run.entry.started_ms, reverse=True)
 

@@ -133,6 +133,14 @@ def test_a_wrong_command_line_starts_nothing(
     assert "it was started" not in shown
 
 
+def test_the_content_of_a_file_is_not_in_an_error(tmp_path: Path) -> None:
+    """Files are the way to give secrets, and a secret may be given to the wrong option."""
+    (tmp_path / "file").write_text("one-secret\nanother\n")
+    error = strandline("run", "-D", f"parallelism=@{tmp_path}/file", tmp_path / "app.py", code=2).stderr
+    assert "parallelism = *** is not valid; allowed: a whole number" in " ".join(error.split())
+    assert "one-secret" not in error
+
+
 def test_a_text_that_is_no_python_is_refused(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_bytes(b"\0\xff")
     assert "is no Python script" in strandline("run", tmp_path / "app.py", code=2).stderr

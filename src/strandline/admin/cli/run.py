@@ -15,6 +15,7 @@ from strandline.admin.cli.options import Json, print_json, settings_of
 from strandline.admin.problems import UsageError
 from strandline.errors import ConfigError, StrandlineError
 from strandline.logs import FORMAT_VARIABLE
+from strandline.redaction import HIDDEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,9 +123,15 @@ def _checked_options(pairs: list[str] | None) -> Mapping[str, str]:
 
     try:
         options = settings_of(pairs, "-D")
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    try:
         Config(checkpoint_dir="/").with_mapping(options)
     except ConfigError as error:
-        raise UsageError(f"-D: {error}" if not str(error).startswith(("-D", "a -D")) else str(error)) from None
+        text = str(error)
+        for name in {pair.partition("=")[0] for pair in pairs or [] if "=@" in pair}:
+            text = text.replace(repr(options[name]), HIDDEN)  # files are the way to give secrets
+        raise UsageError(f"-D: {text}") from None
     return options
 
 
@@ -154,8 +161,7 @@ def _detach(command: list[str], script: str, job: str | None, timeout: str, as_j
     from strandline.admin.cli.progress import progress_of
     from strandline.admin.detached import start_detached
     from strandline.admin.rest_client import Progress
-    from strandline.observe.registration import local_runs, user_runs_folder
-    from strandline.runtime.protocol.user_folder import make_private
+    from strandline.observe.registration import local_runs, make_runs_folder, user_runs_folder
 
     seconds = duration_option("--timeout", timeout)
     if not Path(script).is_file():
@@ -170,7 +176,7 @@ def _detach(command: list[str], script: str, job: str | None, timeout: str, as_j
                 return found
         return None
 
-    folder = make_private(user_runs_folder() / "logs")
+    folder = make_runs_folder(user_runs_folder() / "logs")
     log = folder / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(begun))}-{_file_name(script)}.log"
     with progress_of(f"starting {script}") as reporter:
         started = start_detached(

@@ -143,10 +143,9 @@ def _open(link: str) -> None:
     import html
     import webbrowser
 
-    from strandline.observe.registration import user_runs_folder
-    from strandline.runtime.protocol.user_folder import make_private
+    from strandline.observe.registration import make_runs_folder, user_runs_folder
 
-    page: Path = make_private(user_runs_folder()) / f"open-{os.getpid()}.html"
+    page: Path = make_runs_folder(user_runs_folder()) / f"open-{os.getpid()}.html"
     page.unlink(missing_ok=True)
     with os.fdopen(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(link)}">')

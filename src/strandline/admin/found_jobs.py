@@ -194,9 +194,9 @@ def _chosen(reference: str, rows: Sequence[Row[T]], place: str, preferred: Seque
     if not rows:
         raise NoSuchJobError(f"there is no job {reference!r} {place}: there is none at all")
     names = sorted({name for _id, name, _one, _words in rows})
-    nearest = difflib.get_close_matches(reference, names, n=1, cutoff=0.0)[0]
+    nearest = "".join(f"the nearest is {name!r}, and " for name in difflib.get_close_matches(reference, names, n=1))
     shown = ", ".join(names[:SHOWN_CANDIDATES]) + (", …" if len(names) > SHOWN_CANDIDATES else "")
-    raise NoSuchJobError(f"there is no job {reference!r} {place}; the nearest is {nearest!r}, and there are: {shown}")
+    raise NoSuchJobError(f"there is no job {reference!r} {place}; {nearest}there are: {shown}")
 
 
 def _matching(reference: str, rows: Sequence[Row[T]]) -> list[Row[T]]:

@@ -51,7 +51,8 @@ def _compiled(path: str) -> CodeType:
     try:
         return compile(source, path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        raise UsageError(f"{path} is no Python script: {error}") from None
+        told = "".join(traceback.format_exception_only(error)).rstrip()
+        raise UsageError(f"{path} is no Python script:\n{told}") from None
 
 
 def _code_of(end: SystemExit) -> int:

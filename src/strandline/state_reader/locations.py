@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from strandline.checkpoint.metadata import CheckpointMetadata
 from strandline.errors import CheckpointNotFoundError, JobDefinitionError
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.runtime.driver.restore.savepoints import METADATA, open_savepoint
 from strandline.storage import JobPaths, Storage, is_local, open_storage
+
+MAX_SHOWN: Final = 5
+"""How many jobs an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +97,26 @@ def _savepoint(path: str, options: dict[str, str]) -> Located:
         storage, metadata = open_savepoint(path, options)
     except CheckpointNotFoundError as error:
         raise CheckpointNotFoundError(
-            f"there is no state to read at {path}. Give the folder of a checkpoint (checkpoint_dir/job/chk-N), of a "
-            "savepoint (savepoint-<job>-<id>), or of a job (checkpoint_dir/job), whose newest checkpoint is read then."
+            f"there is no state to read at {path}{_jobs_below(path)}. Give the folder of a checkpoint "
+            "(checkpoint_dir/job/chk-N), of a savepoint (savepoint-<job>-<id>), or of a job (checkpoint_dir/job), "
+            "whose newest checkpoint is read then."
         ) from error
     return Located(storage, metadata, storage.url)
+
+
+def _jobs_below(path: str) -> str:
+    """For an error: the jobs of a local checkpoint directory, which was given in place of the folder of a job."""
+    from pathlib import Path
+
+    folder = Path(path).expanduser()
+    found: list[str] = []
+    with suppress(OSError):  # it is no folder, or cannot be read: the error stands without this
+        for name in sorted(one.name for one in folder.iterdir()):
+            with suppress(JobDefinitionError):  # no name of a job
+                if (folder / JobPaths(name).log_dir).is_dir():
+                    found.append(f"{path.rstrip('/')}/{name}")
+    shown = ", ".join(found[:MAX_SHOWN]) + (", …" if len(found) > MAX_SHOWN else "")
+    return f", but it is the checkpoint_dir of: {shown}" if found else ""
 
 
 def _is_folder(root: str) -> bool:

@@ -82,7 +82,7 @@ def find_table(metadata: CheckpointMetadata, operator: str | None, state: str | 
     known = ", ".join(metadata.operators) or "none"
     if operator is None:
         if len(metadata.operators) != 1:
-            raise StrandlineError(f"{where} has not one operator; name one: {known}")
+            raise StrandlineError(f"{where} has {len(metadata.operators)} operators; name one of them: {known}")
         operator = metadata.operators[0]
     if operator not in metadata.operators:
         raise StrandlineError(f"{where} has no operator {operator!r}; it has: {known}")

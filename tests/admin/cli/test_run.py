@@ -144,6 +144,8 @@ def test_the_content_of_a_file_is_not_in_an_error(tmp_path: Path) -> None:
 def test_a_text_that_is_no_python_is_refused(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_bytes(b"\0\xff")
     assert "is no Python script" in strandline("run", tmp_path / "app.py", code=2).stderr
+    (tmp_path / "app.py").write_text("print('a')\ndef f(:\n")
+    assert "    def f(:\n          ^\n" in strandline("run", tmp_path / "app.py", code=2).stderr
 
 
 def test_a_detached_script_that_dies_shows_the_end_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

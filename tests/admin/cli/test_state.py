@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import strandline as sl
 from strandline.admin.cli.main import app
+from strandline.admin.problems import UsageError
 from strandline.operators.process.process_operator import ProcessOperator
 from strandline.state.coding.ddl import parse_schema
 from tests.state_reader.written import Written, group_of
@@ -106,5 +107,5 @@ def test_read_finds_one_key(job: Written) -> None:
     ],
 )
 def test_wrong_options_say_what_is_right(job: Written, arguments: list[str], message: str) -> None:
-    with pytest.raises(sl.ConfigError, match=message):
+    with pytest.raises(UsageError, match=message):
         invoke("read", job.job, "--state", "all", *arguments)

@@ -119,6 +119,7 @@ def test_an_operation_that_fails_says_why(server: Client) -> None:
 def test_an_unknown_job_is_answered_with_the_nearest(server: Client) -> None:
     error = strandline("savepoint", "vists", "/sp", code=3).stderr
     assert "there is no job 'vists' of this user on this host; the nearest is 'visits'" in " ".join(error.split())
+    assert "nearest" not in strandline("savepoint", "sessions", "/sp", code=3).stderr
     with serving() as empty:
         assert "there is none at all" in strandline("cancel", "x", "--url", empty.served.url, code=3).stderr
 
@@ -199,7 +200,7 @@ def test_a_job_of_another_host_is_steered_by_its_address(
         assert "this needs the token of the job; give it with --token-file FILE or STRANDLINE_TOKEN" in told
         monkeypatch.setenv("STRANDLINE_TOKEN", client.served.token)
         strandline("checkpoint", "visits", "--url", f"{client.served.url}/")
-        assert "nearest is 'visits'" in " ".join(
+        assert "there are: visits" in " ".join(
             strandline("checkpoint", "other", "--url", client.served.url, code=3).stderr.split()
         )
     assert "does not answer" in strandline("checkpoint", "visits", "--url", client.served.url, code=5).stderr

@@ -941,8 +941,12 @@ class Failing(Base):
 @pytest.mark.parametrize(
     ("where", "kind", "message"),
     [
-        ("init", UserCodeError, r"batch 1: init\(\) failed\n(?s:.*)in init"),
-        ("handleInputRows", UserCodeError, r"key \('a',\), batch 1: handleInputRows\(\) failed\n(?s:.*)test_spark"),
+        ("init", UserCodeError, r"batch 1: init\(\) failed: ValueError: in init\n"),
+        (
+            "handleInputRows",
+            UserCodeError,
+            r"key \('a',\), batch 1: handleInputRows\(\) failed: ValueError: in handleInputRows\n(?s:.*)test_spark",
+        ),
         ("handleExpiredTimer", UserCodeError, r"key \('a',\), batch 1: handleExpiredTimer\(\) failed"),
         ("close", UserCodeError, r"batch 1: close\(\) failed"),
         ("late state", StrandlineError, r"key \('a',\), batch 1: state 'more' was declared outside of init"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strandline.admin.cli.options import Json, StorageOptions, print_json, storage_settings
-from strandline.errors import ConfigError
+from strandline.admin.problems import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,9 +111,9 @@ def read_rows(
     from strandline.state_reader.reader import Selection, Wanted, begun
 
     if format_ is Format.parquet and output is None:
-        raise ConfigError("--format parquet writes a file: give --output FILE")
+        raise UsageError("--format parquet writes a file: give --output FILE")
     if format_ is Format.table and output is not None:
-        raise ConfigError("--output needs --format json, csv or parquet")
+        raise UsageError("--output needs --format json, csv or parquet")
     wanted = Wanted(path, operator, state, storage_settings(storage_option), changelog_dir or ())
     table, batches = wanted.rows(
         lambda table: begun(table.batches(Selection(keys=None if key is None else (_key(table.table, key),))))
@@ -148,19 +148,19 @@ def _facts(table: Table) -> dict[str, Any]:
 
 
 def _key(table: Table, texts: list[str]) -> tuple[Any, ...]:
-    """A key from the texts of its columns. Raises `ConfigError` if a text does not fit."""
+    """A key from the texts of its columns. Raises `UsageError` if a text does not fit."""
     import pyarrow as pa
 
     names = table.key_names
     if len(texts) != len(names):
-        raise ConfigError(f"the key columns are {', '.join(names)}: give --key once for each of them, in this order")
+        raise UsageError(f"the key columns are {', '.join(names)}: give --key once for each of them, in this order")
     values = []
     for name, text in zip(names, texts, strict=True):
         kind = table.schema.field(name).type
         try:
             values.append(pa.array([text]).cast(kind)[0].as_py())
         except pa.ArrowException:
-            raise ConfigError(f"--key {text!r}: the key column {name!r} is {kind}") from None
+            raise UsageError(f"--key {text!r}: the key column {name!r} is {kind}") from None
     return tuple(values)
 
 

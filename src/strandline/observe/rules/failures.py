@@ -39,8 +39,8 @@ def run_failed(facts: JobFacts) -> Iterator[Finding]:
         "critical",
         "The run failed",
         f"The run ended{when} with: {first_line(facts.error) or 'an unknown error'}.",
-        f"Remove the cause (see `strandline logs JOB`, and the table of errors in the operations guide), then start "
-        f"the job again: `strandline run APP.py`. {_next_start(facts)}",
+        f"Remove the cause (see `strandline logs {facts.name}`, and the table of errors in the operations guide), then "
+        f"start the job again: `strandline run APP.py`. {_next_start(facts)}",
     )
 
 

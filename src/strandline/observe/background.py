@@ -18,8 +18,8 @@ class Background:
     The first failure of a row of failures is logged; the next success ends the row.
     """
 
-    def __init__(self, name: str, what: str, act: Callable[[bool], object], seconds: float = 1.0) -> None:
-        """`act` gets True the last time. `what` names the work in the log."""
+    def __init__(self, name: str, what: str, act: Callable[[bool], bool], seconds: float = 1.0) -> None:
+        """`act` gets True the last time, and says whether it did something. `what` names the work in the log."""
         self._what = what
         self._act = act
         self._seconds = seconds
@@ -42,8 +42,8 @@ class Background:
         while True:
             last = self._closing.is_set()
             try:
-                self._act(last)
-                self._failed = False
+                if self._act(last):
+                    self._failed = False
             except Exception as error:  # noqa: BLE001 - whatever a disk or a storage does, the job goes on
                 if not self._failed:
                     log.warning("%s failed and is tried again; the job goes on: %s", self._what, error)

@@ -62,12 +62,12 @@ class HistoryWriter:
         if not self._background.close():
             log.warning("job %s: the end of its history is still being written; it may be lost", self._job.name)
 
-    def _act(self, last: bool) -> None:
+    def _act(self, last: bool) -> bool:
         self._history.offer(self._job.facts())
-        if last:
-            self._history.write(whole=True)
-        elif self._history.is_due():
-            self._history.write()
+        if not last and not self._history.is_due():
+            return False
+        self._history.write(whole=last)
+        return True
 
 
 class RunHistory:

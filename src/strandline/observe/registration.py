@@ -110,10 +110,10 @@ class Registration:
             self._entry, status=self._job.facts().status, beat_ms=self._began_ms + int(elapsed * 1000)
         )
 
-    def _renew_here(self, last: bool) -> None:
+    def _renew_here(self, last: bool) -> bool:
         entry = self._current()
         if self._here == entry.status and not last and self._is_still_here(entry.run):
-            return
+            return False
         folder = make_runs_folder(user_runs_folder(self._parent))
         if self._here is None:
             prune(folder)
@@ -124,6 +124,7 @@ class Registration:
         self._written = time.monotonic()
         if last:
             token_path(folder, entry.run).unlink(missing_ok=True)
+        return True
 
     def _is_still_here(self, run: str) -> bool:
         """Whether the files of this host are there, and so new that no cleaner of `/tmp` deletes them."""
@@ -132,14 +133,15 @@ class Registration:
             return False
         return not self._token or token_path(folder, run).exists()
 
-    def _renew_there(self, last: bool) -> None:
+    def _renew_there(self, last: bool) -> bool:
         entry = self._current()
         due = time.monotonic() >= self._beat
         if self._storage is None or not (last or due or entry.status != self._there):
-            return
+            return False
         self._beat = time.monotonic() + self._beat_seconds  # also after a failure
         self._there = entry.status
         self._storage.write(JobPaths(entry.job).run_entry(entry.started_ms, entry.run), encode_entry(entry))
+        return True
 
 
 # --- the folder of the user ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from strandline.admin.problems import NoSuchJobError, NotAllowedError, NotReachedError, NotRunningError
+from strandline.admin.problems import NoSuchJobError, NotAllowedError, NotReachedError, NotRunningError, UsageError
 from strandline.admin.rest_client import RestClient
 from strandline.errors import AuthenticationError
 from strandline.observe.registration import local_runs, read_token, runs_in
@@ -147,7 +147,7 @@ def run_words(run: FoundRun) -> str:
 
 
 def given_token(where: Where) -> str | None:
-    """The token that the user gave. Raises `NotAllowedError` if its file cannot be read."""
+    """The token that the user gave. Raises `UsageError` if its file cannot be read."""
     if not where.token_file:
         return os.environ.get(TOKEN_VARIABLE) or None
     try:
@@ -155,9 +155,9 @@ def given_token(where: Where) -> str | None:
             token = file.read(MAX_TOKEN).strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no token"
-        raise NotAllowedError(f"the token file {where.token_file} cannot be read: {reason}") from None
+        raise UsageError(f"the token file {where.token_file} cannot be read: {reason}") from None
     if not token or not token.isprintable() or " " in token:
-        raise NotAllowedError(f"the token file {where.token_file} holds no token")
+        raise UsageError(f"the token file {where.token_file} holds no token")
     return token
 
 

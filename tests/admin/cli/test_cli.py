@@ -551,12 +551,13 @@ def _complete(storage: LocalStorage, metadata: CheckpointMetadata) -> None:
 
 def test_gc_wants_to_be_told_whether_to_list_or_to_delete(by_hand: Path) -> None:
     for choice in ([], ["--dry-run", "--yes"]):
-        text = strandline_cli("checkpoints", "gc", by_hand, *choice, code=1).stderr
+        text = strandline_cli("checkpoints", "gc", by_hand, *choice, code=2).stderr
         assert "--dry-run lists" in text
         assert "--yes deletes" in text
-    assert "does not go with" in strandline_cli("checkpoints", "gc", by_hand, "--dry-run", "--take-over", code=1).stderr
-    text = strandline_cli("checkpoints", "gc", by_hand, "--yes", "--min-age", "old", code=1).stderr
+    assert "does not go with" in strandline_cli("checkpoints", "gc", by_hand, "--dry-run", "--take-over", code=2).stderr
+    text = strandline_cli("checkpoints", "gc", by_hand, "--yes", "--min-age", "old", code=2).stderr
     assert "--min-age 'old' is not a duration of 0 or more" in " ".join(text.split())
+    assert "timedelta" not in text
     assert (by_hand / PATHS.shared("orphan")).is_file()
 
 

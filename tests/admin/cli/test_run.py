@@ -117,6 +117,7 @@ def test_settings_that_no_job_took_are_an_error(tmp_path: Path) -> None:
         (["nowhere.py"], "cannot read the script nowhere.py"),
         (["-d", "nowhere.py"], "there is no script nowhere.py"),
         (["--json", "app.py"], "--json goes with --detached"),
+        (["--timeout", "3s", "app.py"], "--timeout goes with --detached"),
         (["-p", "0", "app.py"], "-p"),
         (["--log-format", "xml", "app.py"], "--log-format"),
         ([], "Usage"),

@@ -58,7 +58,7 @@ def test_the_first_words_are_about_health(runs_dir: Path) -> None:
 def test_one_screen_has_every_figure(runs_dir: Path) -> None:
     shown = " ".join(status(generated_facts()).split())
     for words in (
-        "rows in 9,000/s, 4,000,000 in all",
+        "rows in 9,000/s in the last minute, 4,000,000 in all",
         "watermark 20 s behind; 17 late rows",
         "source FileStreamSource[file:/in/clicks]: 3,000,000 rows",
         "state 2",

@@ -186,9 +186,9 @@ def test_a_wrong_token_is_refused(server: Client, steered: SteeredJob, tmp_path:
     wrong = tmp_path / "token"
     wrong.write_text("0" * 64)
     assert "the token is wrong" in strandline("cancel", "visits", "--token-file", wrong, code=5).stderr
-    assert "cannot be read" in strandline("cancel", "visits", "--token-file", tmp_path / "none", code=5).stderr
+    assert "cannot be read" in strandline("cancel", "visits", "--token-file", tmp_path / "none", code=2).stderr
     wrong.write_text("two words")
-    assert "holds no token" in strandline("cancel", "visits", "--token-file", wrong, code=5).stderr
+    assert "holds no token" in strandline("cancel", "visits", "--token-file", wrong, code=2).stderr
     assert steered.asked == []
 
 

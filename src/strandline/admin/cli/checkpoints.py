@@ -17,9 +17,11 @@ from strandline.admin.cli.options import (
     Location,
     StorageOptions,
     changelog_roots,
+    duration_option,
     print_json,
     storage_settings,
 )
+from strandline.admin.problems import UsageError
 from strandline.errors import CheckpointNotFoundError, ConfigError, StrandlineError
 
 if TYPE_CHECKING:
@@ -134,17 +136,12 @@ def collect_garbage(
     """
     from strandline.admin.cli.reports import garbage_facts, print_garbage
     from strandline.admin.garbage import delete_garbage, find_garbage
-    from strandline.config.option import duration
 
     if dry_run == yes:
-        raise ConfigError("choose one: --dry-run lists what would be deleted, --yes deletes it")
+        raise UsageError("choose one: --dry-run lists what would be deleted, --yes deletes it")
     if take_over and dry_run:
-        raise ConfigError("--take-over ends a run that is alive, so it does not go with --dry-run; use it with --yes")
-    kind = duration(zero=True)
-    try:
-        age = kind.parse(min_age)
-    except ValueError as error:
-        raise ConfigError(f"--min-age {min_age!r} is not {kind.allowed}") from error
+        raise UsageError("--take-over ends a run that is alive, so it does not go with --dry-run; use it with --yes")
+    age = duration_option("--min-age", min_age, zero=True)
     folder = _one_job(location, job, storage_option)
     others = changelog_roots(changelog_dir, storage_settings(storage_option))
     garbage = find_garbage(folder.storage, folder.job, now=time.time(), min_age=age, take_over=take_over, others=others)

@@ -153,4 +153,5 @@ def duration_option(option: str, text: str, *, zero: bool = False) -> float:
     try:
         return kind.parse(text)
     except ValueError:
-        raise UsageError(f"{option} {text!r} is not {kind.allowed}") from None
+        allowed = kind.allowed.removesuffix(", or a timedelta")  # nobody can write one on a command line
+        raise UsageError(f"{option} {text!r} is not {allowed}") from None

@@ -80,8 +80,9 @@ def run(
         bool, typer.Option("--detached", "-d", help="Return once the job runs, and leave it running.")
     ] = False,
     timeout: Annotated[
-        str, typer.Option("--timeout", metavar="DURATION", help="With --detached: how long the start may take.")
-    ] = "3min",
+        str | None,
+        typer.Option("--timeout", metavar="DURATION", help="With --detached: how long the start may take; else 3min."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a script as `python APP.py` does, with these settings over those of its jobs.
@@ -93,10 +94,12 @@ def run(
         os.environ[FORMAT_VARIABLE] = log_format.value  # also for the process of a detached script
     if detached:
         again = _again(from_savepoint, parallelism, option, claim_mode, allow_non_restored_state, job)
-        _detach([*again, "--", script, *(arguments or [])], script, job, timeout, as_json)
+        _detach([*again, "--", script, *(arguments or [])], script, job, timeout or "3min", as_json)
         return
     if as_json:
         raise UsageError("--json goes with --detached: otherwise the output is the script's")
+    if timeout is not None:
+        raise UsageError("--timeout goes with --detached: it bounds the start of a job that is left running")
     from strandline.admin.script import run_script
     from strandline.job.overlay import Overlay, lay_over
 

@@ -119,7 +119,7 @@ def _figures(facts: JobFacts, catching: CatchingUp | None) -> Table:
 def _rows(facts: JobFacts, catching: CatchingUp | None) -> Iterable[tuple[str, str]]:
     figures = facts.figures
     if figures is not None:
-        yield "rows in", f"{rate(figures.rows_per_second)}, {figures.rows:,} in all"
+        yield "rows in", f"{rate(figures.rows_per_second)} in the last minute, {figures.rows:,} in all"
         yield "rows out", f"{rate(figures.rows_out_per_second)}, {figures.rows_out:,} in all"
         lag = "no event time" if figures.watermark_lag_ms is None else f"{lasted(figures.watermark_lag_ms)} behind"
         yield "watermark", f"{lag}; {plural(figures.late_rows, 'late row')}"

@@ -51,7 +51,7 @@ CONTRAST = """() => {
 def go(page: Page, path: str) -> None:
     page.evaluate("hash => { location.hash = hash }", path)
     expect(page.get_by_role("tabpanel").first).to_be_visible()
-    page.wait_for_function("document.querySelectorAll('#job-panel *').length > 0")
+    expect(page.locator("#job-panel *").first).to_be_attached()
 
 
 def test_nothing_is_wider_than_a_phone(browser: Browser, server: Client) -> None:

@@ -47,7 +47,7 @@ def test_a_database_that_stays_down_ends_the_run_after_its_restarts(place: Place
 
     place.write([("a", 1)])
     run = counts(place, write, restart_attempts=1, restart_strategy="fixed-delay")
-    with pytest.raises(sl.SinkError, match=r"(?s)raised:\n.*in write\n.*ConnectionError: database down$"):
+    with pytest.raises(sl.SinkError, match=r"(?s)raised ConnectionError: database down\n.*in write\n"):
         run.await_termination(timeout=60)
     assert run.figures().restarts == 1
 
@@ -62,7 +62,7 @@ def test_an_assertion_of_the_user_ends_the_run_at_once_also_inside_a_task(place:
 
     place.write([("a", 1)])
     run = counts(place, write)
-    with pytest.raises(sl.UserCodeError, match=r"(?s)raised AssertionError, .*AssertionError: there were rows"):
+    with pytest.raises(sl.UserCodeError, match=r"(?s)raised AssertionError: there were rows; .*in write\n"):
         run.await_termination(timeout=60)
     assert (run.figures().restarts, run.figures().rounds_repeated) == (0, 0)
 
@@ -78,7 +78,7 @@ def test_a_function_that_raises_no_exception_but_more_than_that_ends_the_run(pla
 
     place.write([("a", 1)])
     run = counts(place, write)
-    with pytest.raises(sl.UserCodeError, match=r"(?s)raised Failed, .*wrong rows"):
+    with pytest.raises(sl.UserCodeError, match=r"raised Failed: wrong rows; a restart would raise it again"):
         run.await_termination(timeout=60)
 
 

@@ -22,7 +22,8 @@ def job(name: str = "visits", status: RunStatus = RunStatus.RUNNING) -> GivenJob
 
 
 def test_runs_of_one_process_share_a_server() -> None:
-    first, second = serve(job("one"), ANY_PORT), serve(job("two"), ANY_PORT)
+    settings = RestSettings(ports=range(0, 1), token="of-this-test-alone")  # no runs of other tests
+    first, second = serve(job("one"), settings), serve(job("two"), settings)
     try:
         assert (first.url, first.token) == (second.url, second.token)
         assert len(Client(first).get("/jobs")["jobs"]) == 2

@@ -17,6 +17,10 @@ from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.storage import JobPaths, open_storage
 from strandline_bench.chaos.job import JOB, Place
 
+SERVER = "strandline-rest-"
+"""The thread of the page's server, which all runs of a process share, and which outlives them."""
+LOGS = ".logs"
+"""The folder of the logs, which outlive their run."""
 PATIENCE: Final = 8.0
 """Seconds until threads and handles must be gone."""
 
@@ -74,14 +78,14 @@ class Handles:
 
     def _left(self, place: Place) -> Iterator[str]:
         for thread in threading.enumerate():
-            if thread not in self._threads and not _of_py4j(thread):
+            if thread not in self._threads and not _of_py4j(thread) and not thread.name.startswith(SERVER):
                 yield f"thread {thread.name} is left"
         for process in (os.getpid(), self._jvm):
             for path in open_files(process):
                 if path.startswith(f"{place.folder}/"):
                     yield f"{'driver' if process == os.getpid() else 'JVM'} keeps {path} open"
         for name, folder in (("local_dir", place.local), ("spark_checkpoint_dir", place.spark)):
-            files = list(files_below(folder))
+            files = [file for file in files_below(folder) if LOGS not in file.parts]
             if files:
                 yield f"{len(files)} files are left in {name}, such as {files[0].relative_to(folder)}"
 

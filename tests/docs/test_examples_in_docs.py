@@ -173,7 +173,9 @@ class TestExamples:
         self,
         page: str,
         spark: SparkSession,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        monkeypatch.setenv("STRANDLINE_LOG_FORMAT", "text")  # an example changes it
         names: Names = {"__name__": "__main__", "sl": sl, "spark": spark}
         if page in SET_UP:
             SET_UP[page](names)

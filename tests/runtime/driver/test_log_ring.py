@@ -11,7 +11,8 @@ from strandline.runtime.driver.log_ring import KEPT_LINES, LONGEST_EVENT, LogRin
 
 
 @pytest.fixture
-def ring() -> Iterator[tuple[LogRing, logging.Logger]]:
+def ring(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LogRing, logging.Logger]]:
+    monkeypatch.delenv("STRANDLINE_LOG_FORMAT", raising=False)
     logger = logging.getLogger("test-of-the-ring")
     logger.setLevel(logging.INFO)
     ring = LogRing()

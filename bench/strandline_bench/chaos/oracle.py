@@ -13,14 +13,12 @@ from typing import Final
 from strandline.admin.garbage import delete_garbage, find_garbage
 from strandline.admin.verification import Verification
 from strandline.checkpoint.metadata import file_paths
+from strandline.rest.server import THREAD
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
+from strandline.runtime.protocol.logs import LOGS
 from strandline.storage import JobPaths, open_storage
 from strandline_bench.chaos.job import JOB, Place
 
-SERVER = "strandline-rest-"
-"""The thread of the page's server, which all runs of a process share, and which outlives them."""
-LOGS = ".logs"
-"""The folder of the logs, which outlive their run."""
 PATIENCE: Final = 8.0
 """Seconds until threads and handles must be gone."""
 
@@ -78,7 +76,7 @@ class Handles:
 
     def _left(self, place: Place) -> Iterator[str]:
         for thread in threading.enumerate():
-            if thread not in self._threads and not _of_py4j(thread) and not thread.name.startswith(SERVER):
+            if thread not in self._threads and not _of_py4j(thread) and not thread.name.startswith(THREAD):
                 yield f"thread {thread.name} is left"
         for process in (os.getpid(), self._jvm):
             for path in open_files(process):

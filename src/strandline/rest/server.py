@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST_PORT = 8081
+THREAD = "strandline-rest-"
+"""The beginning of the name of a server's thread. It outlives the runs that the server shows."""
 KEPT_RUNS = 50
 """How many runs a server shows. Beyond that, those that ended first are left out."""
 START_SECONDS = 15.0
@@ -199,7 +201,7 @@ class _Server:
         self.pid = os.getpid()
         app, self._uvicorn = _uvicorn_server(jobs, access)
         self.triggers: Triggers = app.state.service.triggers
-        self._thread = threading.Thread(target=self._run, name=f"strandline-rest-{self.url}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{THREAD}{self.url}", daemon=True)
 
     def start(self) -> None:
         """Returns when the server answers."""

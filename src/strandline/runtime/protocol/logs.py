@@ -18,6 +18,8 @@ from strandline.runtime.protocol.messages import RunInfo
 from strandline.runtime.protocol.user_folder import user_folder
 from strandline.storage import JobPaths, open_storage
 
+LOGS: Final = ".logs"
+"""The folder of all logs in the folder of a user. It outlives the runs."""
 DRIVER: Final = "driver"
 """The name of the driver among the processes that have a log. Its log is in its memory."""
 MOST_FILE_BYTES: Final = 5_000_000
@@ -58,7 +60,7 @@ class LogText(Facts, frozen=True):
 
 def log_folder(local_dir: str, job: str, run_id: str) -> Path:
     """Where the processes of a run on a host write their logs. `make_private` makes it. It outlives the run."""
-    return user_folder(local_dir) / ".logs" / job / run_id
+    return user_folder(local_dir) / LOGS / job / run_id
 
 
 def slot_log(index: int) -> str:

@@ -31,7 +31,7 @@ check: setup ## lint, format, types, and the tests without Spark on fewer exampl
 	$(BIN)/mypy
 	STRANDLINE_EXAMPLES=30 $(BIN)/pytest -q -n 2 -m "not spark and not faults and not slow" $(ARGS)
 
-test: setup ## every check: lint, format, types, all tests; under twenty minutes
+test: setup ## every check: lint, format, types, all tests; about twenty minutes
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy

@@ -25,7 +25,7 @@ find_python() {
 
 fingerprint() {
     # the folder is part of it: a moved environment holds wrong paths
-    { echo "$root"; cat requirements.lock pyproject.toml bench/pyproject.toml scripts/setup.sh; } | cksum
+    { echo "$root"; cat requirements.lock pyproject.toml bench/pyproject.toml scripts/*.sh scripts/*.xml; } | cksum
 }
 
 bash scripts/check_java.sh
@@ -38,8 +38,11 @@ fi
 python="$(find_python)"
 echo "setting up .venv with $("$python" --version)" >&2
 rm -f "$stamp"
-bash scripts/get_chromium.sh & # beside pip: the two do not wait for each other
-chromium=$!
+# Servers for the tests, beside pip: they do not wait for each other.
+{ bash scripts/get_chromium.sh; bash scripts/get_postgres.sh; } & # one after the other, because both use apt-get
+packages=$!
+bash scripts/get_kafka.sh &
+kafka=$!
 # keep an environment that can be brought up to date, replace one that is broken or was moved here
 good_place='import os, pip, sys; sys.exit(os.path.realpath(sys.prefix) != sys.argv[1])'
 if ! { .venv/bin/python -c "$good_python" && .venv/bin/python -c "$good_place" "$root/.venv"; } 2>/dev/null; then
@@ -65,5 +68,5 @@ install --require-hashes --no-build-isolation -r requirements.lock
 install --no-deps --no-build-isolation -e . -e bench
 .venv/bin/python -c 'import strandline as sl; [getattr(sl, name) for name in sl.__all__]'
 .venv/bin/strandline checkpoints ls "$scratch" >/dev/null 2>&1 || true  # an empty folder: its exit code is 1
-wait "$chromium"
+wait "$packages" "$kafka"
 fingerprint >"$stamp"

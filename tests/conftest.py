@@ -1,14 +1,16 @@
-"""What all tests share: how they are spread over processes, the JVM's options, a Spark session and an S3 server."""
+"""What all tests share: how they are spread over processes, the JVM's options, a Spark session and servers."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -16,6 +18,12 @@ from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from strandline_bench.servers.kafka import KafkaBroker
+    from strandline_bench.servers.postgres import Postgres, Schema
+    from tests.iceberg_java import IcebergJava
+
+T = TypeVar("T")
 
 # A busy machine is no reason to fail.
 settings.register_profile("strandline", deadline=None)
@@ -25,6 +33,9 @@ settings.load_profile("strandline")
 RUNS = tempfile.mkdtemp(prefix="strandline-runs-")
 os.environ["STRANDLINE_RUNS_DIR"] = RUNS
 atexit.register(shutil.rmtree, RUNS, ignore_errors=True)
+
+# A shell starts a program in the background so that it ignores Ctrl-C. Processes that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 # Every JVM that a test starts, in whatever process, lives for seconds: it is not worth its while to optimise much.
@@ -56,6 +67,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("spark") is None)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if any(item.get_closest_marker("spark") for item in session.items):
+        from tests.spark_classes import use_archive  # here, so that tests without Spark need no Java
+
+        use_archive(session.config.cache.mkdir("spark-classes"))
+
+
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """An S3 server with the bucket `tests.s3.BUCKET`, which all tests share: each uses a prefix of its own."""
@@ -63,6 +81,71 @@ def s3_endpoint() -> Iterator[str]:
 
     with s3_server() as endpoint:
         yield endpoint
+
+
+@contextmanager
+def started(server: AbstractContextManager[T]) -> Iterator[T]:
+    """Skips the test where the server's programs are missing."""
+    from strandline_bench.servers.server import ServerMissingError
+
+    with ExitStack() as stack:
+        try:
+            entered = stack.enter_context(server)
+        except ServerMissingError as error:
+            pytest.skip(str(error))
+        yield entered
+
+
+@pytest.fixture(scope="session")
+def kafka_of_process() -> Iterator[KafkaBroker]:
+    from strandline_bench.servers.kafka import kafka_broker  # here, so that tests without Kafka do not load its client
+
+    with started(kafka_broker()) as broker:
+        yield broker
+
+
+@pytest.fixture
+def kafka(kafka_of_process: KafkaBroker) -> Iterator[KafkaBroker]:
+    """One broker for all tests of a process: each uses topics of its own, and may kill, freeze or stop the broker."""
+    yield kafka_of_process
+    kafka_of_process.ensure_running()
+
+
+@pytest.fixture(scope="session")
+def postgres_of_process() -> Iterator[Postgres]:
+    # here, so that tests without PostgreSQL do not load its client
+    from strandline_bench.servers.postgres import postgres
+
+    with started(postgres()) as server:
+        yield server
+
+
+@pytest.fixture
+def postgres(postgres_of_process: Postgres) -> Iterator[Postgres]:
+    """One cluster for all tests of a process: each uses databases of its own, and may kill, freeze or stop it."""
+    yield postgres_of_process
+    postgres_of_process.ensure_running()
+
+
+@pytest.fixture
+def postgres_schema(postgres: Postgres) -> Schema:
+    """An empty schema in that cluster."""
+    return postgres.create_schema()
+
+
+@pytest.fixture(scope="session")
+def iceberg_java_of_process() -> Iterator[IcebergJava]:
+    from tests.iceberg_java import iceberg_java  # here, so that tests without Iceberg do not load it
+
+    with iceberg_java() as server:
+        yield server
+
+
+@pytest.fixture
+def iceberg_java(iceberg_java_of_process: IcebergJava) -> Iterator[IcebergJava]:
+    """One catalogue server for all tests of a process: each uses a namespace of its own."""
+    yield iceberg_java_of_process
+    iceberg_java_of_process.ensure_running()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What users import: every public name, and every type in a public signature."""
+"""What users import: every public name, and every type in a public signature. Authors of sinks import `sinks`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql.types import StructType
 
 import strandline as sl
-from strandline import errors
+from strandline import errors, sinks
 
 ONLY_FOR_TYPES = {name: getattr(sl, name) for name in sl.__all__ if name not in ("max", "min", "sum")} | {
     known.__name__: known for known in (Column, DataFrame, GroupedData, SparkSession, StructType)
@@ -72,6 +72,7 @@ def not_public(hints: dict[str, Any]) -> list[str]:
         if inspect.isclass(part)
         and part.__module__.startswith("strandline")
         and getattr(sl, part.__name__, None) is not part
+        and getattr(sinks, part.__name__, None) is not part
     ]
 
 

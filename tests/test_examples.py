@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sqlite3
 import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from confluent_kafka import Producer
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+import strandline as sl
 from strandline.testing import ProcessorHarness
+from strandline_bench.servers.kafka import KafkaBroker
+from strandline_bench.servers.postgres import Schema
+from tests.jobs.place import CONNECTOR
+from tests.sinks.kafka.topics import messages
 
 pytestmark = pytest.mark.spark
 
@@ -153,8 +161,89 @@ def test_orders_come_with_their_payments_or_without_after_an_hour(data: Any, out
     assert rows_in(output("payments")) == sorted(paid + unpaid, key=repr)
 
 
+def test_unusual_charges_go_from_topic_to_topic_once(
+    data: Any, spark: SparkSession, tmp_path: Path, kafka: KafkaBroker
+) -> None:
+    example = importlib.import_module("kafka_to_kafka.job")
+    charges = sorted(data.charges(), key=lambda charge: charge["charge"])
+    expected: list[tuple[Any, ...]] = []
+    seen: dict[str, list[int]] = {}
+    for charge in charges:
+        before = seen.setdefault(charge["account"], [])
+        if len(before) >= example.ENOUGH and charge["cents"] >= example.TIMES * statistics.fmean(before):
+            expected.append((charge["account"], charge["charge"], charge["cents"], sum(before) // len(before)))
+        before.append(charge["cents"])
+    assert len(expected) > 5
+    source, target = kafka.create_topic(partitions=2), kafka.create_topic(partitions=2)
+    config = sl.Config(checkpoint_dir=str(tmp_path / "checkpoints"), checkpoint_interval="500ms", parallelism=2)
+    found = []
+    for some in (charges[:150], charges[150:]):
+        kafka.produce(source, *((charge["account"], json.dumps(charge, default=str)) for charge in some))
+        with example.build(spark, kafka.servers, source, target, config).start() as run:
+            run.process_all_available()
+    for message in messages(kafka, target):
+        row = json.loads(message.value() or b"")
+        found.append((row["account"], row["charge"], row["cents"], row["usual"]))
+    assert sorted(found) == sorted(expected)
+
+
 @pytest.mark.slow
 def test_repeated_readings_come_out_once(data: Any, output: Callable[[str], Path]) -> None:
     sent = [tuple(reading.values()) for reading in data.readings()]
     assert len(set(sent)) < len(sent)
     assert rows_in(output("dedup")) == sorted(set(sent), key=repr)
+
+
+def test_sales_per_minute_come_from_kafka_into_a_delta_table(
+    data: Any, spark: SparkSession, kafka: KafkaBroker, tmp_path: Path
+) -> None:
+    if not list(CONNECTOR.glob("*.jar")):
+        pytest.skip("Spark's connector to Kafka is not installed: run `bash scripts/get_kafka.sh` (needs Maven)")
+    build = importlib.import_module("kafka_to_delta.job").build
+    topic = kafka.create_topic(partitions=2)
+    config = sl.Config(checkpoint_dir=str(tmp_path / "checkpoints"), checkpoint_interval="500ms", parallelism=2)
+    orders = data.orders()
+    for some in (orders[:70], orders[70:]):  # the job is stopped and started again in between
+        producer = Producer({"bootstrap.servers": kafka.servers})
+        for order in some:
+            producer.produce(topic, json.dumps({**order, "ts": order["ts"].isoformat()}), key=order["shop"])
+        assert producer.flush(30) == 0
+        with build(spark, kafka.servers, topic, str(tmp_path / "table"), config).start() as running:
+            running.process_all_available()
+    minute = timedelta(minutes=1)
+    sales: dict[tuple[str, datetime], tuple[int, int]] = {}
+    for order in orders:
+        start = order["ts"].replace(second=0, microsecond=0)
+        if start + minute <= watermark(orders, timedelta(minutes=5)):
+            count, cents = sales.get((order["shop"], start), (0, 0))
+            sales[order["shop"], start] = (count + 1, cents + order["cents"])
+    columns = ["shop", "window_start", "window_end", "orders", "cents"]
+    found = DeltaTable(tmp_path / "table").to_pyarrow_table().select(columns).to_pylist()
+    assert len(sales) > 100
+    assert sorted(tuple(row.values()) for row in found) == [
+        (shop, start, start + minute, *figures) for (shop, start), figures in sorted(sales.items())
+    ]
+
+
+def test_totals_in_postgres_are_current_and_every_change_is_there(
+    data: Any, spark: SparkSession, postgres_schema: Schema, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORDERS_DB", postgres_schema.uri)
+    data.write(tmp_path / "orders", data.orders())
+    config = sl.Config(checkpoint_dir=str(tmp_path / "checkpoints"), checkpoint_interval="500ms", parallelism=2)
+    build = importlib.import_module("changes_to_postgres.job").build
+    with build(spark, str(tmp_path / "orders"), postgres_schema.name, config).start() as run:
+        run.process_all_available()
+    changes, last = [], {}
+    seen: list[dict[str, Any]] = []
+    for file in sorted((tmp_path / "orders").glob("*.parquet")):
+        added = pq.read_table(file).to_pylist()
+        seen += added
+        for shop in {order["shop"] for order in added}:
+            own = [order for order in seen if order["shop"] == shop]
+            latest = max(order["ts"] for order in own).replace(tzinfo=UTC)
+            last[shop] = (shop, len(own), sum(order["cents"] for order in own), latest)
+            changes.append(last[shop])
+    assert len(changes) > len(last) == 3
+    assert sorted(postgres_schema.query("SELECT * FROM totals")) == sorted(last.values())
+    assert sorted(postgres_schema.query("SELECT * FROM total_changes")) == sorted(changes)

@@ -17,36 +17,42 @@ PACKAGE = "strandline"
 
 STEPS = "checkpoint.steps operators.rewrite operators.step_change"
 STATE = "state.batch state.coding state.descriptors state.handles state.key_ranges"
-BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases logs errors redaction"
+BELOW_RUNTIME = "operators checkpoint state storage config pyspark_releases decoding logs errors redaction"
 
 MAY_IMPORT: dict[str, str] = {
     # What users import. `strandline` itself is the list of public names.
-    "strandline": "logs job observe sinks operators state state_reader config checkpoint runtime.driver "
-    "runtime.protocol errors",
+    "strandline": "logs packages job observe sinks operators state state_reader config checkpoint runtime.driver "
+    "runtime.protocol errors version",
+    "version": "",
     "job": f"rest observe sinks progress runtime.driver {BELOW_RUNTIME}",
-    "sinks": "errors",
+    # Where rows go. It knows what a checkpoint is, and nothing of the processes.
+    "sinks": "checkpoint storage state.disk_full config decoding errors redaction",
     "progress": "",
+    "packages": "errors",
     # What can be seen of a job: facts of a running one, and history that outlives the driver.
-    "observe": f"sinks runtime.driver runtime.protocol runtime.liveness {BELOW_RUNTIME}",
+    "observe": f"sinks runtime.driver runtime.protocol runtime.liveness {BELOW_RUNTIME} version",
     # The REST interface and the server of the page: answers made of facts.
-    "rest": "web observe runtime.driver checkpoint config errors redaction",
+    "rest": "web observe runtime.driver checkpoint config decoding errors redaction version",
     # The files that a browser loads.
     "web": "",
     # What a person does to a job and to its folder. `strandline` gives it the version.
     "admin": "strandline job rest observe state_reader runtime.driver runtime.protocol checkpoint storage config "
-    "logs errors redaction",
+    "decoding logs errors redaction",
     # State as a table. It finds checkpoints as a restore does, and decodes what the operators store.
     "state_reader": f"runtime.driver.restore state_files {BELOW_RUNTIME}",
     # The files of a checkpoint's state on local disk: what slots restore and what the state reader reads.
     "state_files": "checkpoint state storage errors",
     # The processes know each other through `protocol`. Only the driver imports `task`, to send it to Spark.
     "runtime": "",
-    "runtime.driver": f"sinks progress runtime.task runtime.protocol runtime.liveness {BELOW_RUNTIME}",
+    "runtime.driver": f"sinks progress runtime.task runtime.delivery runtime.protocol runtime.liveness {BELOW_RUNTIME}",
     "runtime.driver.restore": f"sinks runtime.protocol {BELOW_RUNTIME}",
     "runtime.driver.tick_source": "pyspark_releases",
-    "runtime.task": f"runtime.protocol runtime.liveness {BELOW_RUNTIME}",
-    "runtime.taskmanager": "runtime.protocol runtime.liveness checkpoint state storage config logs errors redaction",
-    "runtime.slot": f"runtime.protocol runtime.liveness state_files {BELOW_RUNTIME}",
+    # Spark's tasks and slots deliver rows to slots.
+    "runtime.delivery": f"runtime.protocol runtime.liveness {BELOW_RUNTIME}",
+    "runtime.task": f"sinks runtime.delivery runtime.protocol runtime.liveness {BELOW_RUNTIME}",
+    "runtime.taskmanager": "runtime.protocol runtime.liveness checkpoint state storage config decoding logs errors "
+    "redaction",
+    "runtime.slot": f"runtime.delivery runtime.protocol runtime.liveness sinks state_files {BELOW_RUNTIME}",
     # Frozen processes and dead threads, whatever they do.
     "runtime.liveness": "errors",
     "runtime.protocol": BELOW_RUNTIME,
@@ -54,19 +60,25 @@ MAY_IMPORT: dict[str, str] = {
     # What a changed step and its state are.
     "operators.step_change": "checkpoint.steps state.descriptors errors",
     "operators.rewrite": "state.backends state.chunks state.coding state.key_ranges errors",
-    "operators.base": f"{STEPS} state.batch state.descriptors state.handles errors",
+    "operators.base": f"operators.combining {STEPS} state.batch state.descriptors state.handles errors",
+    # Rows that are combined before they travel: what a relay sees of it, and what operators need for it.
+    "operators.combining": "",
+    "operators.combined_rows": "operators.base operators.columns operators.combining errors",
     "operators.user_code": "errors",
     "operators.columns": "checkpoint.steps state.coding pyspark_releases errors",
     "operators.timed": f"operators.base {STATE} state.backends errors",
     "operators.deduplicate": f"operators.base operators.columns operators.timed {STEPS} {STATE} state.backends errors",
-    "operators.schema_evolution": f"operators.base operators.columns {STEPS} {STATE} state.backends checkpoint errors",
+    "operators.schema_evolution": f"operators.base operators.columns {STEPS} {STATE} state.backends checkpoint "
+    "decoding errors",
     "operators.process": f"operators.base operators.user_code operators.columns operators.timed {STEPS} {STATE} "
     "config errors",
     "operators.spark": f"operators.base operators.user_code operators.columns operators.process {STATE} "
     "pyspark_releases errors",
-    "operators.aggregate": f"operators.base operators.user_code operators.columns {STEPS} {STATE} "
+    "operators.aggregate": f"operators.base operators.combining operators.combined_rows operators.user_code "
+    f"operators.columns {STEPS} {STATE} "
     "pyspark_releases errors",
-    "operators.windows": f"operators.base operators.columns operators.aggregate operators.timed {STEPS} {STATE} "
+    "operators.windows": f"operators.base operators.combining operators.combined_rows operators.columns "
+    f"operators.aggregate operators.timed {STEPS} {STATE} "
     "state.backends config pyspark_releases errors",
     "operators.join": f"operators.base operators.columns operators.timed {STEPS} {STATE} errors",
     # Pure decisions, without I/O: nothing but the errors.
@@ -77,9 +89,9 @@ MAY_IMPORT: dict[str, str] = {
     "state.handles": "state.batch state.backends state.coding state.descriptors state.key_ranges config "
     "pyspark_releases errors",
     "state.batch": "state.backends state.chunks state.disk_full state.entry_stream state.key_ranges "
-    "state.sorted_runs errors",
+    "state.sorted_runs decoding errors",
     "state.backends": "state.chunks state.disk_full state.entry_stream state.key_ranges state.sorted_runs "
-    "config errors",
+    "config decoding errors",
     "state.descriptors": "errors",
     "state.coding": "errors",
     "state.chunks": "errors",
@@ -94,10 +106,12 @@ MAY_IMPORT: dict[str, str] = {
     "errors": "redaction",
     # How log lines look, in every process.
     "logs": "errors redaction",
+    # Decoders that any thread may ask for.
+    "decoding": "",
     # What a text may show. Errors use it, so that no error can forget to.
     "redaction": "",
     # For users' tests and ours.
-    "testing": BELOW_RUNTIME,
+    "testing": f"sinks {BELOW_RUNTIME}",
 }
 """Each room, and the rooms it may import; a room stands for the rooms inside it, too. A room may import
 itself and what is inside it.

@@ -18,12 +18,14 @@ from strandline_bench import changelog as rated
 from strandline_bench import (
     coordinator,
     growth,
+    latency,
     observation,
     operators,
     plot,
     recovery,
     report,
     rescale,
+    sinks,
     spark_peer,
     state_reader,
     value_state,
@@ -52,6 +54,13 @@ class OperatorChoice(StrEnum):
     aggregate = "aggregate"
     process = "process"
     both = "both"
+
+
+class WriteMode(StrEnum):
+    """What a sink does with rows."""
+
+    append = "append"
+    upsert = "upsert"
 
 
 class BackendChoice(StrEnum):
@@ -262,6 +271,7 @@ def operators_command(
     rows: Annotated[int, typer.Option(help="Rows of input.")] = 2_000_000,
     keys: Annotated[int, typer.Option(help="Keys, drawn evenly.")] = 1_000_000,
     batches: Annotated[int, typer.Option(help="Micro-batches that the rows come in; the first one warms up.")] = 8,
+    hot: Annotated[float, typer.Option(help="Share of the rows that have one of four keys; 0.5 as Nexmark's.")] = 0.0,
     only: Annotated[
         str, typer.Option(help=f"Only these operators, with commas between: {', '.join(operators.NAMES)}.")
     ] = ",".join(operators.NAMES),
@@ -282,6 +292,7 @@ def operators_command(
             rows=rows,
             keys=keys,
             batches=batches,
+            hot=hot,
             value_bytes=value_bytes,
             only=tuple(name.strip() for name in only.split(",")),
             peer=peer is PeerOrNone.spark,
@@ -346,12 +357,87 @@ def state_reader_command(
     _print(result, as_json, state_reader.show)
 
 
+@app.command("sinks")
+def sinks_command(
+    only: Annotated[
+        list[str] | None, typer.Option("--sink", help=f"Only this one; may be repeated: {', '.join(sinks.NAMES)}.")
+    ] = None,
+    rows: Annotated[int, typer.Option(help="Rows of input.")] = 2_000_000,
+    batch_rows: Annotated[int, typer.Option(help="Rows of a file, which is one micro-batch.")] = 100_000,
+    value_bytes: Annotated[int, typer.Option(help="Size of a value.")] = 100,
+    peer: Annotated[
+        bool | None,
+        typer.Option("--peer/--no-peer", help="Measure another writer to each target, too; by default for appends."),
+    ] = None,
+    mode: Annotated[
+        WriteMode, typer.Option(help="Keep all rows, or the last one of every key: a tenth as many keys as rows.")
+    ] = WriteMode.append,
+    parallelism: Annotated[int, typer.Option(help="Tasks, and cores for Spark.")] = 2,
+    work_dir: Annotated[
+        Path | None, typer.Option(help="Folder for input, tables and checkpoints; emptied again.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Rows into every target, beside Spark's own writer or that of the target's library: rates, and time to visible."""
+    with _errors_told():
+        parameters = sinks.Parameters(
+            rows=rows,
+            batch_rows=batch_rows,
+            value_bytes=value_bytes,
+            only=tuple(only or (sinks.NAMES if mode is WriteMode.append else sinks.UPSERTING)),
+            peer=mode is WriteMode.append if peer is None else peer,
+            parallelism=parallelism,
+            mode=mode.value,
+        )
+        with ProgressOnStderr() as progress:
+            result = sinks.run(parameters, progress.say, work_dir)
+    _print(result, as_json, sinks.show)
+
+
+@app.command("latency")
+def latency_command(
+    rate: Annotated[list[int] | None, typer.Option(help="Rows per second; may be repeated.")] = None,
+    seconds: Annotated[float, typer.Option(help="How long rows arrive.")] = 60,
+    warm_up: Annotated[float, typer.Option(help="Seconds before latency is looked at.")] = 20,
+    keys: Annotated[int, typer.Option(help="Keys, drawn evenly.")] = 100_000,
+    value_bytes: Annotated[int, typer.Option(help="Size of a value.")] = 100,
+    partitions: Annotated[int, typer.Option(help="Partitions of the topic.")] = 2,
+    mode: Annotated[
+        list[str] | None, typer.Option(help=f"Only this one; may be repeated: {', '.join(latency.MODES)}.")
+    ] = None,
+    parallelism: Annotated[int, typer.Option(help="Subtasks, and cores for Spark.")] = 2,
+    output_seconds: Annotated[float, typer.Option(min=0, help="How long for a CallbackSink; 0: not measured.")] = 30,
+    full_speed_rows: Annotated[
+        int, typer.Option(min=0, help="Rows that are in Kafka before a job starts; 0: not measured.")
+    ] = 1_000_000,
+    work_dir: Annotated[Path | None, typer.Option(help="Folder for state and output; emptied again.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """From the arrival of a row in Kafka until it is durable, at fixed rates, beside Spark's own operator."""
+    with _errors_told():
+        parameters = latency.Parameters(
+            rates=tuple(rate or latency.Parameters().rates),
+            seconds=seconds,
+            warm_up=warm_up,
+            keys=keys,
+            value_bytes=value_bytes,
+            partitions=partitions,
+            modes=tuple(mode or latency.MODES),
+            parallelism=parallelism,
+            output_seconds=output_seconds,
+            full_speed_rows=full_speed_rows,
+        )
+        with ProgressOnStderr() as progress:
+            result = latency.run(parameters, progress.say, work_dir)
+    _print(result, as_json, latency.show)
+
+
 @app.command("observation")
 def observation_command(
-    rows: Annotated[int, typer.Option(help="Rows of each job.")] = 2_000_000,
+    rows: Annotated[int, typer.Option(help="Rows of each phase.")] = 2_000_000,
     keys: Annotated[int, typer.Option(help="Keys of the state.")] = 100_000,
     batch_rows: Annotated[int, typer.Option(help="Rows of a batch.")] = 250_000,
-    turns: Annotated[int, typer.Option(help="Jobs of each kind; the median counts.")] = 3,
+    turns: Annotated[int, typer.Option(help="Pairs of phases; the median counts.")] = 60,
     process: Annotated[bool, typer.Option("--process", help="Python per key instead of a vectorised step.")] = False,
     parallelism: Annotated[int, typer.Option(help="Subtasks, and cores for Spark.")] = 2,
     work_dir: Annotated[Path | None, typer.Option(help="Folder for input, state and output; emptied again.")] = None,

@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 import strandline as sl
+from strandline.checkpoint.batch import batch_id
 from strandline.errors import ConfigError
-from strandline.runtime.protocol.messages import batch_id
 from strandline_bench.events import EVENT_SCHEMA, EventWorkload, ExpectedEvents
 from strandline_bench.operator_entries import ENTRIES, Entry, Peer, Read, Results
 from strandline_bench.report import machine
@@ -51,6 +51,8 @@ class Parameters:
     rows: int = 2_000_000
     keys: int = 1_000_000
     batches: int = 8
+    hot: float = 0.0
+    """The share of the rows that have one of a few keys."""
     value_bytes: int = 100
     only: tuple[str, ...] = NAMES
     peer: bool = True
@@ -69,6 +71,8 @@ class Parameters:
             raise ConfigError("--keys, --value-bytes and --parallelism must be at least 1")
         if self.batches < 2 or self.rows < self.batches:
             raise ConfigError("--batches must be at least 2, for the first one only warms up, and --rows not less")
+        if not 0 <= self.hot <= 1:
+            raise ConfigError(f"--hot {self.hot:g} is a share of the rows, from 0 to 1")
         if self.peer_rows < 8:
             raise ConfigError("--peer-rows must be at least 8")
 
@@ -157,7 +161,7 @@ class _Bench:
         ends = [rows * (at + 1) // batches for at in range(batches)]
         files: list[InputFile] = []
         for begin, end in zip([0, *ends], ends, strict=False):
-            files.append(self._workload.uniform(end - begin))
+            files.append(self._workload.skewed(end - begin, self._parameters.hot))
             self._say("generating input", end, rows)
         return files
 

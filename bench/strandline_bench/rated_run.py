@@ -65,6 +65,7 @@ class Settings:
     backend: str = "rocksdb"
     memory: str = "512mb"
     parallelism: int = 2
+    shuffle: str = "auto"
 
     def __post_init__(self) -> None:
         if self.rate < 1 or self.seconds < 1 or self.parallelism < 1 or self.warm_up < 0:
@@ -154,6 +155,7 @@ class RatedRun:
             state_backend=settings.backend,
             state_memory=settings.memory,
             parallelism=settings.parallelism,
+            shuffle=settings.shuffle,
             # A run that begins anew would be measured as if it had gone on.
             restart_strategy="none",
         )

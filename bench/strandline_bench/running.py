@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import strandline as sl
@@ -12,8 +14,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def session(parallelism: int, batches: int) -> SparkSession:
-    """A local Spark session that keeps the progress reports of at least so many batches."""
+def session(parallelism: int, batches: int, jars: Sequence[Path] = ()) -> SparkSession:
+    """A local Spark session that keeps the progress reports of at least so many batches, with these jars."""
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -23,6 +25,7 @@ def session(parallelism: int, batches: int) -> SparkSession:
         .config("spark.driver.memory", "3g")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.jars", ",".join(map(str, jars)))
         .config("spark.sql.shuffle.partitions", parallelism)
         .config("spark.sql.streaming.numRecentProgressUpdates", batches + 1000)
         .getOrCreate()

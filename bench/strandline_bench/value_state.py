@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -156,15 +156,12 @@ class Measured:
         self.check(workload)
         return {**figures, "verified": True}
 
-    def load(
-        self, files: Sequence[InputFile], on_start: Callable[[sl.JobRun], None] = lambda _run: None
-    ) -> tuple[sl.JobRun, dict[str, Any]]:
+    def load(self, files: Sequence[InputFile]) -> tuple[sl.JobRun, dict[str, Any]]:
         """Start the job and process `files`; the run stays alive."""
-        self._offer(files)
+        self.offer(files)
         watch = Stopwatch()
         run = self._start()
         started = watch.seconds
-        on_start(run)
         query = self._spark.streams.active[0]
         with watched(query, f"{self._label}: rows", files, self._say):
             run.process_all_available()
@@ -188,7 +185,7 @@ class Measured:
         for done in range(TOUCHES):
             self._say(what, done, TOUCHES)
             known = max(checkpoint.id for checkpoint in completed(run))
-            self._offer([workload.distinct(count)])
+            self.offer([workload.distinct(count)])
             run.process_all_available()
             new = [checkpoint for checkpoint in completed(run) if checkpoint.id > known]
             uploads.append((sum(checkpoint.checkpointed_bytes for checkpoint in new), new[-1].full_bytes))
@@ -215,7 +212,7 @@ class Measured:
         run = self._start()
         ready = watch.seconds
         watch = Stopwatch()
-        self._offer([workload.uniform(1000)])
+        self.offer([workload.uniform(1000)])
         run.process_all_available()
         first_rows = watch.seconds
         self._say(f"{self._label}: recovery", 1, 1)
@@ -232,7 +229,8 @@ class Measured:
         self._say(f"{self._label}: checking the results", 1, 1)
         shutil.rmtree(self._home)
 
-    def _offer(self, files: Sequence[InputFile]) -> None:
+    def offer(self, files: Sequence[InputFile]) -> None:
+        """Let the job read these files, too."""
         offer(files, self._home / "in")
         self._files += files
 

@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 from strandline.errors import StrandlineError
 
 SCHEMA: Final = "key long, x long, value string"
+HOT_KEYS: Final = 4
+"""How many keys are hot where keys are skewed, as the hot auctions of Nexmark."""
 SEEN: Final = 16
 """How many characters of the value that was in state an output row shows."""
 _FIRST_SECOND: Final = 1_700_000_000
@@ -62,6 +64,12 @@ class Workload:
     def uniform(self, rows: int) -> InputFile:
         """A file of rows whose keys are drawn evenly from all keys."""
         return self.of_keys(self._rng.integers(0, self.keys, rows))
+
+    def skewed(self, rows: int, hot: float) -> InputFile:
+        """A file of rows of which a share has one of the `HOT_KEYS` keys, and the others any key."""
+        keys = self._rng.integers(0, self.keys, rows)
+        keys[self._rng.random(rows) < hot] %= HOT_KEYS
+        return self.of_keys(keys)
 
     def distinct(self, count: int) -> InputFile:
         """A file with one row for each of `count` keys, drawn without replacement."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from strandline.version import VERSION
+
 if TYPE_CHECKING:
     from strandline.checkpoint.stats import CheckpointStats, SubtaskStats
     from strandline.config import Config
@@ -22,14 +24,18 @@ if TYPE_CHECKING:
         IncompatibleCheckpointError,
         JobDefinitionError,
         JobFailedError,
+        MarkerMovedError,
         MetadataError,
         NewerFormatError,
         NotFoundError,
         SchemaError,
         SegmentsLostError,
+        SinkAheadError,
         SinkError,
         SinkFilesMissingError,
         SlotLostError,
+        SourceDataLostError,
+        SourceError,
         StaleAttemptError,
         StorageError,
         StorageFullError,
@@ -67,10 +73,12 @@ if TYPE_CHECKING:
     from strandline.operators.process.keyed_processor import KeyedProcessor
     from strandline.operators.process.process_context import ProcessContext
     from strandline.operators.windows.specs import SessionWindow, SlidingWindow, WindowSpec, session, sliding, tumbling
+    from strandline.packages import packages
     from strandline.runtime.driver.figures import (
         RestoreFigures,
         RunFigures,
         RunProcesses,
+        SinkFigures,
         SlotProcess,
         SourceFigures,
         StateMemory,
@@ -80,13 +88,22 @@ if TYPE_CHECKING:
     from strandline.runtime.driver.recoveries import Recovery, Rescaling
     from strandline.runtime.driver.status import RunStatus
     from strandline.runtime.protocol.figures import ChangelogFigures
-    from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
+    from strandline.sinks.base import Sink
+    from strandline.sinks.callback import CallbackSink
+    from strandline.sinks.delta.sink import DeltaSink
+    from strandline.sinks.foreach_batch import ForeachBatchSink
+    from strandline.sinks.iceberg.sink import IcebergSink
+    from strandline.sinks.kafka.messages import per_row
+    from strandline.sinks.kafka.sink import KafkaSink
+    from strandline.sinks.parquet.sink import ParquetSink
+    from strandline.sinks.postgres.sink import PostgresSink
+    from strandline.sinks.sqlite import SQLiteSink
     from strandline.state.handles.folded import AggregatingState, ReducingState
     from strandline.state.handles.states import ListState, MapState, ValueState
     from strandline.state_reader.reader import read_state
     from strandline.state_reader.spark_source import register
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Aggregate",
@@ -97,6 +114,7 @@ __all__ = [
     "ArrowProcessor",
     "ArrowValueState",
     "AuthenticationError",
+    "CallbackSink",
     "ChangelogFigures",
     "CheckpointError",
     "CheckpointNotFoundError",
@@ -104,25 +122,30 @@ __all__ = [
     "Config",
     "ConfigError",
     "DamagedFileError",
+    "DeltaSink",
     "DirectoryNotOursError",
     "FencedError",
     "Finding",
     "ForeachBatchSink",
     "HistoryError",
+    "IcebergSink",
     "IncompatibleCheckpointError",
     "Job",
     "JobDefinitionError",
     "JobFailedError",
     "JobRun",
+    "KafkaSink",
     "KeyedProcessor",
     "KeyedStream",
     "ListState",
     "MapState",
+    "MarkerMovedError",
     "MetadataError",
     "NewerFormatError",
     "NotFoundError",
     "OpenTelemetryListener",
     "ParquetSink",
+    "PostgresSink",
     "ProcessContext",
     "Recovery",
     "ReducingState",
@@ -133,15 +156,20 @@ __all__ = [
     "RunListener",
     "RunProcesses",
     "RunStatus",
+    "SQLiteSink",
     "SchemaError",
     "SegmentsLostError",
     "SessionWindow",
     "Sink",
+    "SinkAheadError",
     "SinkError",
+    "SinkFigures",
     "SinkFilesMissingError",
     "SlidingWindow",
     "SlotLostError",
     "SlotProcess",
+    "SourceDataLostError",
+    "SourceError",
     "SourceFigures",
     "StaleAttemptError",
     "StateMemory",
@@ -169,6 +197,8 @@ __all__ = [
     "last",
     "max",
     "min",
+    "packages",
+    "per_row",
     "read_state",
     "register",
     "session",
@@ -183,9 +213,10 @@ _NAMES = {
     "strandline.config.rocksdb": "RocksDBOptions",
     "strandline.errors": "AlreadyExistsError AuthenticationError CheckpointError CheckpointNotFoundError "
     "ConfigError DamagedFileError DirectoryNotOursError FencedError "
-    "HistoryError IncompatibleCheckpointError JobDefinitionError JobFailedError MetadataError "
-    "NewerFormatError NotFoundError SchemaError SegmentsLostError SinkError SinkFilesMissingError "
-    "SlotLostError StaleAttemptError StorageError StorageFullError StorageRefusedError StrandlineError "
+    "HistoryError IncompatibleCheckpointError JobDefinitionError JobFailedError MarkerMovedError MetadataError "
+    "NewerFormatError NotFoundError SchemaError SegmentsLostError SinkAheadError SinkError SinkFilesMissingError "
+    "SlotLostError SourceDataLostError SourceError StaleAttemptError StorageError StorageFullError "
+    "StorageRefusedError StrandlineError "
     "UnknownOptionError UnknownOutcomeError UnsafeFolderError UserCodeError",
     "strandline.job.job": "Job",
     "strandline.job.keyed_stream": "KeyedStream",
@@ -204,12 +235,22 @@ _NAMES = {
     "strandline.operators.process.keyed_processor": "KeyedProcessor",
     "strandline.operators.process.process_context": "ProcessContext",
     "strandline.operators.windows.specs": "SessionWindow SlidingWindow WindowSpec session sliding tumbling",
+    "strandline.packages": "packages",
     "strandline.runtime.protocol.figures": "ChangelogFigures",
-    "strandline.runtime.driver.figures": "RestoreFigures RunFigures RunProcesses SlotProcess "
+    "strandline.runtime.driver.figures": "RestoreFigures RunFigures RunProcesses SinkFigures SlotProcess "
     "SourceFigures StateMemory StepFigures TaskManagerProcess",
     "strandline.runtime.driver.recoveries": "Recovery Rescaling",
     "strandline.runtime.driver.status": "RunStatus",
-    "strandline.sinks": "ForeachBatchSink ParquetSink Sink",
+    "strandline.sinks.base": "Sink",
+    "strandline.sinks.delta.sink": "DeltaSink",
+    "strandline.sinks.callback": "CallbackSink",
+    "strandline.sinks.foreach_batch": "ForeachBatchSink",
+    "strandline.sinks.kafka.messages": "per_row",
+    "strandline.sinks.kafka.sink": "KafkaSink",
+    "strandline.sinks.parquet.sink": "ParquetSink",
+    "strandline.sinks.postgres.sink": "PostgresSink",
+    "strandline.sinks.iceberg.sink": "IcebergSink",
+    "strandline.sinks.sqlite": "SQLiteSink",
     "strandline.state.handles.folded": "AggregatingState ReducingState",
     "strandline.state.handles.states": "ListState MapState ValueState",
     "strandline.state_reader.reader": "read_state",

@@ -41,8 +41,21 @@ class UserCodeError(StrandlineError):
     """User code raised an exception; the message holds its traceback, the key and the batch."""
 
 
+class SourceError(StrandlineError):
+    """A source cannot be read for a reason that may pass; the run restarts, as its options say."""
+
+
+class SourceDataLostError(SourceError):
+    """Rows that the job has not read yet are not in the source any more; the run ends, because no restart helps."""
+
+
 class SinkError(StrandlineError):
-    """The function of a `ForeachBatchSink` failed for a reason that may pass; the run restarts, as its options say."""
+    """A sink failed for a reason that may pass; nothing that is staged is lost. The call is tried again, and then the
+    run restarts, as its options say."""
+
+
+class MarkerMovedError(SinkError):
+    """The marker in the target of a sink is not the one that was to be replaced; nothing was written."""
 
 
 # --- durable storage -----------------------------------------------------------------------------
@@ -96,7 +109,11 @@ class DamagedFileError(CheckpointError):
 
 
 class SinkFilesMissingError(CheckpointError):
-    """Rows that a checkpoint covers are not in the folder of a sink any more, so the checkpoint cannot be restored."""
+    """Rows that a checkpoint covers are neither in the target of a sink nor staged, so it cannot be restored."""
+
+
+class SinkAheadError(CheckpointError):
+    """The target of a sink has later rows than the checkpoint covers, and cannot take them back."""
 
 
 class IncompatibleCheckpointError(CheckpointError):

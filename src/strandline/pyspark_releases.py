@@ -34,6 +34,11 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
+def has_realtime() -> bool:
+    """Whether Python can be part of a query in real time."""
+    return _installed() >= (4, 3)
+
+
 @lru_cache
 def _installed() -> tuple[int, ...]:
     import pyspark

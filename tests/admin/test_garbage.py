@@ -31,6 +31,7 @@ from tests.factories import checkpoint_metadata
 
 PATHS = JobPaths("visits")
 HOUR = 3600.0
+STAGED = f"{PATHS.staged_dir}/0123456789abcdef/rows-of-a-batch-that-was-repeated"
 
 
 def checkpoint(number: int, *paths: str, job: str = "visits") -> CheckpointMetadata:
@@ -52,6 +53,7 @@ DATA = st.one_of(
     st.sampled_from("abcd").map(PATHS.shared),
     st.builds(PATHS.exclusive, NUMBERS, st.sampled_from("ab")),
     NUMBERS.map(PATHS.metadata),
+    st.sampled_from("ab").map(lambda name: f"{PATHS.staged_dir}/0123456789abcdef/{name}"),
     st.sampled_from([f"{PATHS.shared_dir}/.tmp-1", f"{PATHS.log_dir}/.tmp-2"]),
 )
 OTHER = st.sampled_from(
@@ -189,6 +191,7 @@ def folder(tmp_path: Path) -> Folder:
     made.complete(3, PATHS.shared("b"), PATHS.shared("c"), own, retained=(2, 3), dropped=(1,))
     made.put(PATHS.shared("pending"), 6)
     made.put(PATHS.exclusive(4, "pending"), 6)
+    made.put(STAGED, 6)
     made.put("visits/unknown/x", 6)
     made.half_written(f"{PATHS.shared_dir}/.tmp-1", 6)
     made.take_over(hours_ago=4)
@@ -201,6 +204,7 @@ ORPHANS = {
     "visits/shared/.tmp-1",
     "visits/shared/a",
     "visits/shared/pending",
+    STAGED,
 }
 
 

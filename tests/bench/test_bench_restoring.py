@@ -64,8 +64,10 @@ def test_the_cost_of_being_seen_is_measured_and_verified(tmp_path: Path) -> None
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     result = json.loads(done.stdout)
     assert result["verified"]
-    assert min(result["median_rows_per_s"].values()) > 0
-    assert [watcher["requests"] > 0 for watcher in result["watcher"]] == [True]
+    for figure in ("median_rows_per_s", "median_cpu_s_per_million_rows"):
+        assert min(result[figure].values()) > 0
+    assert {mode: len(phases) for mode, phases in result["phases"].items()} == {"off": 1, "watched": 1}
+    assert result["watcher"]["requests"] > 0
 
 
 @pytest.mark.parametrize(

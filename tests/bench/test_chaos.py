@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from strandline.runtime.protocol.sink_names import new_final_name, staged_name
+from strandline.sinks.names import new_final_name, staged_name
 from strandline.testing.fault_options import FaultOptions
 from strandline.testing.triggers import Control
 from strandline_bench.chaos import soak, soak_job

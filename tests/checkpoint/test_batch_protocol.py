@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import event, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from strandline.checkpoint import BatchProtocol, Round
-from strandline.checkpoint.batch import first_batch
+from strandline.checkpoint.batch import BATCHES_PER_GENERATION, batch_id, first_batch, generation_of, is_of
 from strandline.errors import CheckpointError, StaleAttemptError
 from tests.examples import examples
 
@@ -30,6 +30,22 @@ def prepare_all(protocol: BatchProtocol[str], round: Round, incarnation: int = 1
 def apply_all(protocol: BatchProtocol[str], batch: int, incarnation: int = 1) -> None:
     for slot in (0, 1):
         protocol.applied(slot, incarnation, batch)
+
+
+@settings(max_examples=examples(200))
+@given(st.integers(0, 1 << 32), st.integers(-1, BATCHES_PER_GENERATION - 2))
+def test_the_id_of_a_batch_belongs_to_one_generation(generation: int, number: int) -> None:
+    batch = batch_id(generation, number)
+    assert is_of(batch, generation)
+    assert not is_of(batch, generation + 1)
+    assert not is_of(batch, generation - 1)
+    assert number == -1 or generation_of(batch) == generation
+
+
+def test_a_number_that_would_be_the_id_of_another_generation_is_refused() -> None:
+    for number in (-2, BATCHES_PER_GENERATION - 1, BATCHES_PER_GENERATION):
+        with pytest.raises(CheckpointError, match="a generation has ids for 1,000,000,000 batches"):
+            batch_id(3, number)
 
 
 def test_a_batch_commits_when_everyone_is_prepared_and_the_action_has_finished() -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,22 @@ def in_code(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_link_leads_somewhere(page: Path) -> None:
     assert list(check_docs.broken_links(page)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_an_empty_line_separates_tables_and_headings_from_their_neighbours(page: Path) -> None:
+    """Without it, the lines after a table become rows of the table, headings too."""
+    lines = check_docs.FENCE.sub("", page.read_text(encoding="utf-8")).splitlines()
+    joined = [
+        line
+        for before, line in pairwise(lines)
+        if before.strip() and line.strip() and (is_row(before) != is_row(line) or re.match("#+ ", line))
+    ]
+    assert joined == []
+
+
+def is_row(line: str) -> bool:
+    return line.startswith("|")
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name_of)

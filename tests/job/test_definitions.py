@@ -17,6 +17,7 @@ from strandline.errors import ConfigError, JobDefinitionError, JobFailedError, S
 from strandline.job.arguments import read_schema
 from strandline.operators.aggregate.aggregate_operator import AggregateOperator
 from strandline.runtime.driver.run import Run
+from strandline.sinks import SinkContext
 
 OUTPUT = StructType([StructField("n", LongType())])
 
@@ -119,7 +120,7 @@ def test_a_storage_whose_client_is_missing_is_refused_where_it_is_named(
 
     def define() -> object:
         if option == "sink":
-            return sl.Stream.sink(cast(sl.Stream, SimpleNamespace(_job=job())), sl.ParquetSink(place))
+            return sl.ParquetSink(place).bound(SinkContext("visits", pa.schema([]), "ckpt"))
         return job(sl.Config.from_mapping({"checkpoint_dir": "ckpt", option: place}))
 
     with pytest.raises(ConfigError, match=r"needs the HDFS client, .*run pip install \"strandline\[hdfs\]\""):

@@ -30,6 +30,7 @@ import strandline as sl
 from strandline.runtime.protocol.address import TCP_ONLY
 from strandline.runtime.protocol.user_folder import user_folder
 from tests.jobs.place import Place, running_sums
+from tests.spark_classes import OPTIONS
 from tests.waiting import wait_until
 
 
@@ -67,6 +68,7 @@ def main() -> None:
         .config("spark.task.maxFailures", "20")
         .config("spark.excludeOnFailure.enabled", "false")
         .config("spark.executor.memory", "1g")
+        .config("spark.executor.extraJavaOptions", os.environ[OPTIONS])
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")

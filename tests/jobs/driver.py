@@ -1,4 +1,7 @@
-"""A driver in a process of its own, to be killed: runs the job of `Place.sums` until it is told that it is enough."""
+"""A driver in a process of its own, to be killed: runs the job of `Place.sums` until it is told that it is enough.
+
+With the option `kafka` it reads from Kafka, and emits a row for every row.
+"""
 
 from __future__ import annotations
 
@@ -73,14 +76,18 @@ class Driver:
 def main() -> None:
     import time
 
+    from tests.jobs.kafka_place import EachRow, KafkaPlace
     from tests.jobs.place import Place, start_spark
+    from tests.jobs.postgres_place import PostgresPlace
 
     root = Path(sys.argv[1])
     options = json.loads(sys.argv[2])
     spark = start_spark()
-    place = Place(root, spark)
-    faults = options.pop("faults", None)
-    job = place.sums(**options)
+    faults, kafka = options.pop("faults", None), options.pop("kafka", None)
+    postgres = options.pop("postgres", None)
+    place = Place(root, spark) if kafka is None else KafkaPlace(root, spark, **kafka)
+    place = place if postgres is None else PostgresPlace(root, spark, **postgres)
+    job = place.sums(**options) if kafka is None else place.sums(EachRow(), **options)
     if faults is not None:
         config = place.config(**options).replace(
             checkpoint_dir=f"faulty+file://{place.checkpoints}", storage_options=faults

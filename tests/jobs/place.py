@@ -16,6 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 import strandline as sl
 from tests.waiting import wait_until
 
+REPOSITORY = Path(__file__).parents[2]
+CONNECTOR = REPOSITORY / ".tools" / "spark-kafka"
+"""Where scripts/get_kafka.sh puts the jars of Spark's connector to Kafka."""
+
 SCHEMA = "user string, x long"
 MILLISECOND = 1_000_000
 
@@ -24,11 +28,15 @@ Batch = Sequence[tuple[str | None, int]]
 
 
 def start_spark() -> SparkSession:
+    """A session, with the connector to Kafka where that is installed: it costs the tests without Kafka nothing."""
     session = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.jars", ",".join(str(jar) for jar in CONNECTOR.glob("*.jar")))
+        .config("spark.python.daemon.module", "tests.spark_daemon")
+        .config("spark.executorEnv.PYTHONPATH", str(REPOSITORY))
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

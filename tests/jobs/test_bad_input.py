@@ -155,6 +155,20 @@ def test_two_sinks_with_one_folder_are_refused(place: Place, monkeypatch: pytest
         says(caught.value, "'visits'", "out", "its own folder")
 
 
+def test_sinks_of_two_kinds_do_not_share_a_folder(place: Place) -> None:
+    table = sl.DeltaSink(str(place.output))
+    files = sl.ParquetSink(str(place.output))
+    inside = sl.ParquetSink(str(place.output / "late"))
+    for first, second in ((files, table), (table, files), (table, inside), (inside, table)):
+        stream = place.job().source(place.source()).key_by("user").aggregate(n=sl.count())
+        stream.sink(first)
+        with pytest.raises(JobDefinitionError) as caught:
+            stream.sink(second)
+        says(caught.value, "'visits'", f"delta:{place.output}", "VACUUM", "its own folder")
+    stream = place.job().source(place.source()).key_by("user").aggregate(n=sl.count())
+    stream.sink(table).sink(sl.ParquetSink(f"{place.output}-late"))
+
+
 def test_a_job_without_a_sink_does_not_start(place: Place) -> None:
     job = place.job()
     job.source(place.source()).key_by("user").aggregate(n=sl.count())

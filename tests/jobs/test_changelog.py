@@ -188,11 +188,43 @@ def test_no_claim_and_overlapping_checkpoints_work_with_the_changelog(place: Pla
     check_storage(place, options["changelog_dir"])
 
 
+def test_a_full_checkpoint_stands_alone_and_restores(place: Place, runs: list[sl.JobRun]) -> None:
+    data = batches(6, users=20, rows=50)
+    options = {**LOG, "checkpoint_interval": "1h", "materialization_interval": "300ms", "num_retained": 5}
+    run = place.sums(**options).start()
+    runs.append(run)
+    for rows in data[:4]:
+        place.write(rows)
+        run.process_all_available()
+    before = run.checkpoints()[-1]
+    full = run.trigger_checkpoint(full=True)
+    assert full.checkpointed_bytes == full.full_bytes > 0
+    own, older = files_of(place, chk(place, full.id)), files_of(place, chk(place, before.id))
+    assert own
+    assert older
+    assert not own.keys() & older.keys()
+    assert not any(file.is_segment for _state, file in all_files(metadata(chk(place, full.id))))
+    place.write(data[4])
+    run.process_all_available()
+    run.cancel()
+    again = place.sums(**options).start()
+    runs.append(again)
+    place.write(data[5])
+    again.process_all_available()
+    assert place.rows() == running_sums(data)
+    again.stop()
+    check_storage(place)
+
+
 def test_uploads_that_fail_for_a_while_fail_checkpoints_and_lose_nothing(place: Place, runs: list[sl.JobRun]) -> None:
     data = batches(6, users=20, rows=50)
     switch = place.root / "broken"
     config = place.config(
-        **LOG, tolerable_failed_checkpoints=-1, changelog_upload_attempts=2, changelog_upload_timeout="300ms"
+        # A materialization has files of its own: with it, checkpoints would complete without the log.
+        **{**LOG, "materialization_interval": "1h"},
+        tolerable_failed_checkpoints=-1,
+        changelog_upload_attempts=2,
+        changelog_upload_timeout="300ms",
     ).replace(
         checkpoint_dir=f"faulty+file://{place.checkpoints}",
         storage_options={"switch": str(switch), "fail_pattern": "^(write|upload) .*-log$"},

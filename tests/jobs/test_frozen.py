@@ -62,7 +62,7 @@ def freeze(pids: list[int]) -> None:
 
 def in_a_batch(run: sl.JobRun) -> bool:
     generation = run._run._generations.current
-    return generation is not None and generation.batch_function.busy.locked()
+    return generation is not None and generation.batches.busy.locked()
 
 
 class TestFrozen:

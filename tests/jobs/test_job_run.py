@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from strandline.checkpoint.batch import batch_id
 from strandline.errors import UserCodeError
-from strandline.runtime.protocol.messages import batch_id
 from tests.jobs.place import Place, Sum, running_sums
 from tests.waiting import wait_until
 

@@ -89,6 +89,8 @@ def test_rescaled_while_it_runs(place: Place, runs: list[sl.JobRun], changelog: 
     assert run.figures().restarts == 0
     with pytest.raises(ConfigError, match="parallelism"):
         run.rescale(0)
+    with pytest.raises(ConfigError, match="parallelism"):
+        run.rescale("many")  # type: ignore[arg-type]
     run.stop()
     # The next run of the job begins as it is configured, with what the rescaled one left.
     run = place.sums(changelog=changelog, parallelism=3).start()

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.observe.facts import Finding, JobFacts, Sample, StatusChange
 from strandline.observe.health import RULES, findings
-from strandline.observe.rules.measures import duration, raised, size
+from strandline.observe.rules.measures import raised
+from strandline.observe.words import duration, size
 from strandline.runtime.driver.recoveries import Recovery
 from strandline.runtime.driver.status import RunStatus
 from strandline.runtime.protocol.figures import ChangelogFigures
@@ -211,6 +212,20 @@ def test_a_watermark_that_moves_with_rare_batches_is_not_reported() -> None:
 
 def test_a_watermark_that_stands_still_while_no_rows_come_is_not_reported() -> None:
     assert findings(standing(quiet(), (0, 0), 0.0)) == ()
+
+
+def test_a_source_that_does_not_answer_is_reported_while_the_run_waits_for_it() -> None:
+    def silent(seconds: float) -> JobFacts:
+        facts = quiet()
+        assert facts.figures is not None
+        return with_(facts, figures=with_(facts.figures, silent_source="KafkaV2[Subscribe[clicks]]", silent_s=seconds))
+
+    found = only(silent(12.0))
+    assert (found.rule, found.severity, found.subject) == ("silent-source", "warning", "KafkaV2[Subscribe[clicks]]")
+    assert "has not answered for 12 s" in found.text
+    assert only(silent(90.0)).severity == "critical"
+    restarting = with_(silent(90.0), status=RunStatus.FAILED)
+    assert "silent-source" not in rules_of(restarting)
 
 
 # --- checkpoints -----------------------------------------------------------------------------------
@@ -450,9 +465,9 @@ def test_figures_in_words() -> None:
         "12 s",
         "3 min 20 s",
         "5 h",
-        "12 days",
+        "11 d 13 h",
     ]
-    assert [size(n) for n in (12, 1500, 2_500_000)] == ["12 bytes", "1.5 kB", "2.5 MB"]
+    assert [size(n) for n in (12, 1500, 2_500_000)] == ["12 B", "1.5 kB", "2.5 MB"]
 
 
 def test_every_rule_is_in_the_operations_guide_and_every_rule_of_the_guide_exists() -> None:

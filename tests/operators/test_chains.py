@@ -23,7 +23,8 @@ from strandline.operators.join.plan import SIDE_COLUMN
 from strandline.operators.process.process_operator import ProcessOperator
 from strandline.operators.windows.specs import SessionWindow, SlidingWindow, WindowSpec
 from strandline.operators.windows.window_operator import WindowOperator
-from strandline.runtime.driver.plan import Graph, Node, SourceNode, StatefulNode
+from strandline.runtime.driver.nodes import Node, SourceNode, StatefulNode
+from strandline.runtime.driver.plan import Graph
 from strandline.runtime.driver.watermarks import SourceTime, WatermarkPlan, advanced
 from strandline.state.coding.ddl import parse_schema
 from tests.examples import examples

@@ -16,6 +16,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from strandline.checkpoint.batch import batch_id
 from strandline.checkpoint.metadata import SubtaskState
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.operators.aggregate.aggregate_operator import AggregateOperator
@@ -23,7 +24,7 @@ from strandline.operators.aggregate.functions import count
 from strandline.operators.aggregate.functions import sum as sum_of
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN
 from strandline.runtime.driver.cluster import Cluster
-from strandline.runtime.driver.opening import pickle_operator
+from strandline.runtime.driver.opening import pickled
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.calls import NOTHING, Nothing
 from strandline.runtime.protocol.coordinator_calls import (
@@ -34,6 +35,7 @@ from strandline.runtime.protocol.coordinator_calls import (
     HeartbeatAnswer,
     Registration,
 )
+from strandline.runtime.protocol.cuts import CutOrder, RelayNews
 from strandline.runtime.protocol.exchange import ExchangeHeader
 from strandline.runtime.protocol.failures import translate
 from strandline.runtime.protocol.folders import run_folder, socket_folder
@@ -45,7 +47,6 @@ from strandline.runtime.protocol.messages import (
     RunInfo,
     SlotSpec,
     StorageSettings,
-    batch_id,
 )
 from strandline.runtime.protocol.server import Server
 from strandline.runtime.protocol.slot_calls import (
@@ -75,7 +76,7 @@ JOB, UID, SECRET = "visits", "totals", "the-secret-of-the-run"
 GROUPS, PARALLELISM = 128, 2
 HEARTBEAT_TIMEOUT = 3.0
 TOTALS = AggregateOperator(UID, ["user"], parse_schema("user string, x long"), {"n": count(), "s": sum_of("x")})
-OPERATORS = [OperatorSpec(UID, pickle_operator(TOTALS))]
+OPERATORS = [OperatorSpec(UID, pickled(TOTALS))]
 
 Rows = list[tuple[str, int]]
 
@@ -141,6 +142,9 @@ class Driver(CoordinatorCalls):
 
     def decline(self, request: Decline) -> None:
         self.declined.append(request)
+
+    def next_cut(self, request: RelayNews) -> CutOrder:
+        raise NotImplementedError("no relay asks here")
 
     def slot_addresses(self, request: Nothing) -> dict[int, Address]:
         raise NotImplementedError("no relay asks here")

@@ -18,6 +18,7 @@ import pyarrow.flight as flight
 import pytest
 
 from strandline.errors import SlotLostError, StrandlineError
+from strandline.runtime.delivery.relay_pulse import RelayPulse
 from strandline.runtime.driver.rocksdb_factory import pickle_factory
 from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.coordinator_calls import Heartbeat
@@ -27,7 +28,6 @@ from strandline.runtime.protocol.messages import SlotSpec
 from strandline.runtime.protocol.slot_calls import BatchRound, SlotClient
 from strandline.runtime.protocol.taskmanager_calls import ForSlots, OlderSlots, SpareSlots, TakeCheckpoint
 from strandline.runtime.task.launcher import ensure_task_manager
-from strandline.runtime.task.relay_pulse import RelayPulse
 from tests.runtime.processes import B0, B1, NOON, UID, Driver, cluster_without_spark, gone, send
 from tests.waiting import wait_until
 

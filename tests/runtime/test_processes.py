@@ -290,8 +290,8 @@ def test_nobody_else_can_read_what_the_processes_of_a_run_write(driver: Driver) 
         os.umask(before)
     own = [user_folder(driver.run.local_dir), user_folder("/tmp")]
     assert [folder.stat().st_mode & 0o777 for folder in own] == [0o700, 0o700]
-    driver.prepare_empty(1, 0)
-    driver.commit(1)
+    driver.prepare_empty(B0, 0)
+    driver.commit(B0)
     checkpoint(driver, 1)
     written = [*driver.local.rglob("*"), *driver.logs.iterdir()]
     assert any(path.suffix == ".log" for path in written)

@@ -14,7 +14,7 @@ import pytest
 from strandline.errors import StrandlineError
 from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.operators.process.process_operator import ProcessOperator
-from strandline.runtime.driver.opening import pickle_operator
+from strandline.runtime.driver.opening import pickled
 from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.coordinator_calls import Heartbeat
 from strandline.runtime.protocol.logs import KEPT_RUNS, ReadLog
@@ -45,7 +45,7 @@ def noisy() -> list[OperatorSpec]:
     operator = ProcessOperator(
         UID, Noisy(), ["user"], parse_schema("user string, x long"), parse_schema("user string, n long")
     )
-    return [OperatorSpec(UID, pickle_operator(operator))]
+    return [OperatorSpec(UID, pickled(operator))]
 
 
 def test_logs_are_read_through_the_task_manager_and_outlive_slots_and_run(driver: Driver) -> None:

@@ -428,6 +428,41 @@ def test_a_server_that_is_gone_leaves_a_create_unknown() -> None:
         storage.create("log/1", b"1")
 
 
+def test_an_object_that_is_replaced_while_its_answer_breaks_off_is_read_again() -> None:
+    """The client asks for the rest of what it began to read, and that is gone."""
+    old, new = b"old " * 100, b"new " * 100
+    asked: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers["Range"])
+            body, sent = (old, 40) if len(asked) == 1 else (new, len(new))
+            if self.headers["Range"] is None:
+                first = 0
+                self.send_response(200)
+            else:
+                first = int(self.headers["Range"].removeprefix("bytes=").split("-")[0])
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {first}-{len(body) - 1}/{len(body)}")
+            self.send_header("Content-Length", str(len(body) - first))
+            self.send_header("ETag", '"old"' if body is old else '"new"')
+            self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+            self.end_headers()
+            self.wfile.write(body[first:sent])
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            storage = open_storage("s3://bucket/x", {"endpoint": f"http://127.0.0.1:{server.server_port}", **KEYS})
+            assert storage.read("entry") == new
+        finally:
+            server.shutdown()
+    assert asked == [None, "bytes=40-399", None]
+
+
 class Answering:
     """An HTTP server that gives every request the same answer, and counts the requests."""
 

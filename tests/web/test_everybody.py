@@ -158,6 +158,8 @@ def test_a_refresh_keeps_focus_scrolling_sorting_and_open_rows(browser: Browser)
     with serving(job) as client, opened(browser, client.served.url, f"{JOB}/checkpoints/history") as page:
         page.get_by_role("button", name="End to End Duration").click()
         page.get_by_role("button", name="Open checkpoint 7").click()
+        # The subtasks come with a call of their own; before that the row is shorter, and says that they are loaded.
+        expect(page.get_by_role("button", name="Open the subtasks of counts")).to_be_visible()
         page.get_by_role("button", name="Close checkpoint 7").focus()
         page.evaluate("window.scrollTo(0, 300)")
         where = page.evaluate("scrollY")

@@ -116,7 +116,7 @@ class TestAPersonOnCall:
         assert path.parent == on_call.place.root / "saved"
         assert (path / "_metadata").exists()
         on_call.tab("Checkpoints")
-        page.get_by_role("tab", name="Overview").last.click()
+        page.get_by_role("tabpanel", name="Checkpoints").get_by_role("tab", name="Overview").click()
         expect(page.locator(".card", has_text="Latest Savepoint")).to_contain_text(path.name)
 
     def test_rescales_the_running_job_by_button(self, on_call: OnCall) -> None:

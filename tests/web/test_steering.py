@@ -89,6 +89,16 @@ def test_a_button_does_what_its_dialog_says(
         wait_until(lambda: job.asked == [asked], what="the call")
 
 
+def test_a_job_that_has_done_its_work_is_drained(browser: Browser, job: SteeredJob) -> None:
+    job.go_on.set()
+    with page_of(browser, job) as (page, _):
+        press(page, "Stop")
+        page.get_by_role("checkbox", name="Drain: the job has done its work").check()
+        page.get_by_role("dialog").get_by_role("button", name="Stop the job").click()
+        expect(page.locator(".operations .good")).to_contain_text("The job stopped after a last checkpoint.")
+        assert job.asked == [("stop", None, "canonical", True)]
+
+
 def test_an_error_is_said_in_words(browser: Browser, job: SteeredJob) -> None:
     job.go_on.set()
     with page_of(browser, job) as (page, _):
@@ -106,7 +116,7 @@ def test_nothing_happens_without_the_confirmation(browser: Browser, job: Steered
         press(page, "Cancel")
         page.get_by_role("dialog").get_by_role("button", name="Do nothing").click()
         press(page, "Stop")
-        expect(page.get_by_role("dialog")).not_to_contain_text("Drain")  # it would be refused
+        expect(page.get_by_role("checkbox", name="Drain: the job has done its work")).not_to_be_checked()
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
         expect(page.get_by_role("button", name="Stop")).to_be_focused()

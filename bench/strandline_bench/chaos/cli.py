@@ -12,8 +12,9 @@ import msgspec
 import typer
 from rich.console import Console
 
+from strandline.errors import StrandlineError
 from strandline_bench import plot
-from strandline_bench.chaos import soak, two_drivers
+from strandline_bench.chaos import realtime, sinks, soak, two_drivers
 from strandline_bench.chaos.machine import Journals, Machine, Trial
 from strandline_bench.chaos.plan import SINKS, STORIES, WEIGHTS, Variant, check_repeatable, variants
 from strandline_bench.chaos.trial_report import failure, markdown, report, show, show_failure
@@ -130,6 +131,68 @@ def two_drivers_command(
         typer.echo(json.dumps(result, indent=2))
     else:
         two_drivers.show(result, Console())
+    if result["problems"]:
+        raise typer.Exit(1)
+
+
+@app.command("sinks")
+def sinks_command(
+    minutes: Minutes = 10,
+    seed: Annotated[int, typer.Option(help="Decides about input, targets and faults.")] = 7,
+    only: Annotated[
+        list[str] | None, typer.Option("--sink", help=f"Only this one; may be repeated: {', '.join(sinks.NAMES)}.")
+    ] = None,
+    work_dir: WorkDir = None,
+    as_json: Json = False,
+) -> None:
+    """A job into real targets, while its processes and the targets' servers are killed and frozen at random.
+
+    Begins no round after this time. The exit code is 1 if a target is not what the batch computation says, or if
+    something was left behind.
+    """
+    names = _names(",".join(only), sinks.NAMES, "--sink") if only else list(sinks.NAMES)
+    errors = Console(stderr=True)
+    try:
+        result = sinks.run(
+            minutes,
+            seed,
+            names,
+            lambda text: errors.print(text, markup=False, highlight=False, soft_wrap=True),
+            work_dir,
+        )
+    except StrandlineError as error:
+        raise typer.BadParameter(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        sinks.show(result, Console() if sys.stdout.isatty() else Console(width=140))
+    if result["problems"]:
+        raise typer.Exit(1)
+
+
+@app.command("realtime")
+def realtime_command(
+    minutes: Minutes = 10,
+    seed: Annotated[int, typer.Option(help="Decides about input, faults, modes and slots.")] = 7,
+    work_dir: WorkDir = None,
+    as_json: Json = False,
+) -> None:
+    """A job from Kafka, mostly in real time, while its processes and the broker are killed and frozen at random.
+
+    Begins no round after this time. The exit code is 1 if the output is not what the batch computation says, or if
+    something was left behind.
+    """
+    errors = Console(stderr=True)
+    try:
+        result = realtime.run(
+            minutes, seed, lambda text: errors.print(text, markup=False, highlight=False, soft_wrap=True), work_dir
+        )
+    except StrandlineError as error:
+        raise typer.BadParameter(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        realtime.show(result, Console())
     if result["problems"]:
         raise typer.Exit(1)
 

@@ -55,7 +55,7 @@ class Place:
     def __init__(self, folder: Path, seed: int, variant: Variant) -> None:
         self.folder = folder
         self.variant = variant
-        self._seed = seed
+        self.seed = seed
         self.input, self.output, self.local = folder / "in", folder / "out", folder / "local"
         self.checkpoints, self.savepoints, self.spark = folder / "ckpt", folder / "save", folder / "spark"
         for one in (self.input, self.output, self.spark, self.savepoints):
@@ -65,7 +65,7 @@ class Place:
 
     def rows_of(self, number: int) -> list[tuple[str, int]]:
         """The rows of input file `number`; the seed decides."""
-        chance = random.Random(f"{self._seed}-{number}")
+        chance = random.Random(f"{self.seed}-{number}")
         return [(f"k{chance.randrange(KEYS)}", chance.randrange(1000)) for _ in range(ROWS)]
 
     def files(self) -> int:
@@ -82,6 +82,9 @@ class Place:
             at = FIRST_FILE_NS + number * 1_000_000_000
             os.utime(hidden, ns=(at, at))
             hidden.rename(self.input / f"{number:05d}.parquet")
+
+    def flush(self) -> None:
+        """Wait until everybody sees the input."""
 
     def expected(self) -> Counter[Row]:
         """What a batch computation gives, in plain Python: one row per key and input file."""

@@ -35,7 +35,7 @@ from strandline_bench.chaos.worker import Outcome, Task
 
 PATIENCE: Final = 120.0
 """Seconds after which a trial counts as stuck."""
-JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+JVM_OPTIONS: Final = os.environ.get("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 WORKER_TRIALS: Final = 150
 """After so many trials a worker is replaced by a new one."""
 

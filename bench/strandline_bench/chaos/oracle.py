@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -38,8 +38,11 @@ def output_problems(place: Place) -> Iterator[str]:
         yield f"{len(staged)} staged files are left in the sink's folder, such as {min(staged)}"
 
 
-def file_problems(place: Place) -> Iterator[str]:
-    """Collect garbage, then compare the files of the job with those that its checkpoints refer to, and read all."""
+def file_problems(place: Place, others: Collection[str] = ()) -> Iterator[str]:
+    """Collect garbage, then compare the files of the job with those that its checkpoints refer to, and read all.
+
+    `others` may be there, too.
+    """
     storage = open_storage(str(place.checkpoints))
     paths = JobPaths(JOB)
     garbage = find_garbage(storage, JOB, now=time.time() + 1.0, min_age=0.0, take_over=True)
@@ -52,6 +55,7 @@ def file_problems(place: Place) -> Iterator[str]:
     below = place.checkpoints / paths.root
     there = {path.relative_to(place.checkpoints).as_posix() for path in files_below(below)}
     there = {path for path in there if not path.startswith(f"{paths.log_dir}/") and not paths.is_history(path)}
+    there.difference_update(others)
     for names, problem in ((there - referenced, "no checkpoint refers to"), (referenced - there, "missing:")):
         if names:
             yield f"{len(names)} files: {problem} {min(names)}"

@@ -1,8 +1,8 @@
 """Orphans: files in a job's folder that no retained checkpoint refers to, and that no run can need later.
 
 A crash between two steps of a checkpoint leaves files behind: uploads of a checkpoint that never completed, files of a
-checkpoint that was dropped, temporary files of a killed upload. Orphans can be deleted while a run is alive, because of
-these rules:
+checkpoint that was dropped, temporary files of a killed upload, staged rows of a batch that was repeated. Orphans can
+be deleted while a run is alive, because of these rules:
 
 - A run uploads files before its checkpoint completes, so a file without a reference may get one soon. Such a file was
   written after the run took the job over, because only the newest generation can complete a checkpoint. So every file
@@ -86,7 +86,7 @@ def sort_files(
     """
     referenced = {paths.metadata(metadata.checkpoint_id) for metadata in retained}
     for metadata in retained:
-        referenced |= file_paths(metadata)
+        referenced |= file_paths(metadata) | {file.staged for file in metadata.sink_files}
     orphans: list[StoredFile] = []
     live: list[StoredFile] = []
     young: list[StoredFile] = []
@@ -110,12 +110,12 @@ def sort_files(
 
 
 def _is_checkpoint_data(paths: JobPaths, path: str) -> bool:
-    """Whether `path` lies in `shared/` or in a checkpoint's folder, or is a temporary file of the job."""
+    """Whether `path` lies in `shared/`, `staged/` or a checkpoint's folder, or is a temporary file of the job."""
     if not path.startswith(f"{paths.root}/"):
         return False
     if path.rpartition("/")[2].startswith(TEMPORARY):
         return True
-    if path.startswith(f"{paths.shared_dir}/"):
+    if path.startswith((f"{paths.shared_dir}/", f"{paths.staged_dir}/")):
         return True
     folder, slash, _rest = path.removeprefix(f"{paths.root}/").partition("/")
     return bool(slash) and paths.parse_metadata(f"{paths.root}/{folder}/_metadata") is not None

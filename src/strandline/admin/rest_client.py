@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from strandline.admin.problems import NoSuchJobError, NotAllowedError, NotReachedError, NotRunningError, UsageError
+from strandline.decoding import json_decoder
 from strandline.errors import StrandlineError
 from strandline.observe.facts import JobFacts
 from strandline.observe.views import LogText
@@ -145,7 +146,7 @@ class RestClient:
 
     def _decoded(self, path: str, kind: type[T]) -> T:
         try:
-            return msgspec.json.decode(self._content("GET", path), type=kind)
+            return json_decoder(kind).decode(self._content("GET", path))
         except (msgspec.MsgspecError, RecursionError) as error:
             raise self._odd(f"its answer cannot be read ({error}); is it another version of Strandline?") from None
 

@@ -24,7 +24,6 @@ from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.storage import JobPaths, Storage
 from strandline.storage.checksums import checksum
 from strandline.storage.external import fetch_file, resolve
-from strandline.storage.local import LocalStorage
 
 THREADS = 8
 
@@ -195,7 +194,7 @@ def _problem(storage: Storage, handle: FileHandle, scratch: Path) -> str | None:
     """The problem of one file, or None. A file of an object store is fetched to `scratch`, to save memory."""
     try:
         place, path = resolve(storage, handle.path)
-        if isinstance(place, LocalStorage):
+        if place.root is not None:
             whole = (place.root / path).stat().st_size
             if whole != handle.stored_size:
                 return f"has {whole} bytes instead of {handle.stored_size}"

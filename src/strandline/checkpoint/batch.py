@@ -19,6 +19,24 @@ def first_batch(generation: int) -> int:
     return generation * BATCHES_PER_GENERATION
 
 
+def batch_id(generation: int, number: int) -> int:
+    """The id of a batch: its number within the range of the generation, so that no id is used twice.
+
+    The number -1 is that of the batch with initial state. Raises `CheckpointError` if the range is used up.
+    """
+    if not -1 <= number < BATCHES_PER_GENERATION - 1:
+        raise CheckpointError(
+            f"batch {number} of generation {generation}: a generation has ids for {BATCHES_PER_GENERATION:,} batches. "
+            "In real time a restart begins with 0 again; otherwise start the job under another name from a savepoint."
+        )
+    return first_batch(generation) + number
+
+
+def is_of(batch: int, generation: int) -> bool:
+    """Whether a batch, which may be that with initial state, is one of the generation."""
+    return 0 <= batch - first_batch(generation) + 1 < BATCHES_PER_GENERATION
+
+
 def generation_of(batch: int) -> int:
     """The generation of a batch that Spark called for."""
     return batch // BATCHES_PER_GENERATION

@@ -144,7 +144,7 @@ def _check_steps(metadata: CheckpointMetadata) -> None:
 
 
 def _check_sink_file(file: SinkFile) -> None:
-    for path in (file.staged, file.final):
+    for path in (file.staged, *([file.final] if file.final else [])):
         if not path.isprintable() or len(path.encode()) > _MAX_LENGTH or not all(map(_is_component, path.split("/"))):
             raise Refused(f"{path!r} cannot be the path of a file in the folder of a sink")
 

@@ -158,13 +158,18 @@ class SourcePosition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SinkFile(msgspec.Struct, frozen=True, array_like=True):
-    """A file that is published with this checkpoint: its staged name, and its final name."""
+    """Staged rows that are published with this checkpoint."""
 
     sink: str
+    """The place of the sink; see `strandline.sinks.base`."""
     staged: str
+    """Where the rows wait: in the folder of the sink, or in the checkpoint directory."""
     final: str
+    """The name under which a sink of files publishes them; empty if another target reads them."""
     rows: Natural
     size: Natural
+    handle: str = ""
+    """What the sink notes about the rows, such as a checksum. The sink checks it before it believes it."""
 
 
 class CheckpointMetadata(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -142,8 +142,9 @@ class SinkRecovery:
         if metadata is None:
             return cls(discard=tuple(staged.values()), unaccounted=tuple(published.values()))
         covered = metadata.sink_files
-        names = {(file.sink, file.staged) for file in covered}
-        finals = {(file.sink, file.final) for file in covered}
+        # Two sinks may name one folder in two ways, and no two files have the same name.
+        names = {file.staged for file in covered}
+        finals = {file.final for file in covered}
         return cls(
             publish=tuple(file for file in covered if (file.sink, file.staged) in staged),
             missing=tuple(
@@ -151,11 +152,11 @@ class SinkRecovery:
                 for file in covered
                 if (file.sink, file.staged) not in staged and (file.sink, file.final) not in published
             ),
-            discard=tuple(file for name, file in staged.items() if name not in names),
+            discard=tuple(file for file in staged.values() if file.name not in names),
             withdraw=tuple(
                 file
-                for name, file in published.items()
-                if name not in finals
+                for file in published.values()
+                if file.name not in finals
                 and (file.batch > metadata.batch_id or any(one.voids(file.batch) for one in went_back))
             ),
         )

@@ -202,6 +202,13 @@ class Config:
         doc="How much larger packed files may be than the parts of them that the newest checkpoint needs.",
     )
 
+    sink_backlog: Size = option(
+        "512mb",
+        kinds.size(at_least=1),
+        doc="How much of its output a job may stage while a sink still publishes an earlier checkpoint; beyond that, "
+        "batches wait for the sink.",
+    )
+
     # --- changelog ----------------------------------------------------------------------------
 
     changelog: Flag = option(
@@ -261,7 +268,8 @@ class Config:
     batch_memory: Size = option(
         "128mb",
         kinds.size(at_least=1),
-        doc="Changes of one micro-batch that a slot keeps in memory before they spill to local disk.",
+        doc="How much of a micro-batch each step of a slot keeps in memory: of the rows delivered to it, of its "
+        "changes and of its output rows, so much each. What is more spills to local disk.",
     )
     timer_service: Choice = option(
         "heap",
@@ -352,6 +360,31 @@ class Config:
         kinds.integer(1, 32768),
         keys=("pipeline.max-parallelism",),
         doc="Number of key groups: the most subtasks the job can ever have. Fixed for the life of the job's state.",
+    )
+    shuffle: Choice = option(
+        "auto",
+        kinds.choice("auto", "direct", "spark"),
+        doc="How rows come to the slots. `direct`: Spark's tasks deliver them, and the slots sort them and stage their "
+        "output for the sinks. `spark`: through Spark's shuffle. `auto`: directly, if no transform stands "
+        "between two steps, every sink takes the rows of a step as they are, and no sink is a `ForeachBatchSink`.",
+    )
+    latency_mode: Choice = option(
+        "batch",
+        kinds.choice("batch", "realtime"),
+        doc="`batch`: Spark cuts the stream into micro-batches. `realtime`: rows of Kafka reach the slots as they "
+        "arrive, and are committed in epochs of some milliseconds. Needs Spark 4.3.",
+    )
+    epoch_interval: Duration = option(
+        "10ms",
+        kinds.duration(zero=True),
+        doc="Least time from the start of one epoch to the start of the next, in real time.",
+    )
+    transfer_rows: Int = option(
+        1,
+        kinds.integer(1, 1 << 16),
+        doc="In real time, how many rows of a partition Spark gathers before it passes them to Python. With 1, every "
+        "row is passed on as it comes, which takes the most CPU. With more, a row waits until so many have come after "
+        "it, at most for a minute: take at most the rows that a partition gets in some milliseconds.",
     )
     batch_interval: Option[DurationLike | None, float | None] = option(
         None,

@@ -54,6 +54,7 @@ GROUPS: Mapping[str, Group] = {
             "inline_threshold",
             "small_file_threshold",
             "max_space_amplification",
+            "sink_backlog",
         ),
     ),
     "Changelog": Group(
@@ -95,6 +96,10 @@ GROUPS: Mapping[str, Group] = {
         (
             "parallelism",
             "max_parallelism",
+            "shuffle",
+            "latency_mode",
+            "epoch_interval",
+            "transfer_rows",
             "batch_interval",
             "bind_host",
             "tls",

@@ -15,12 +15,14 @@ from strandline.job.listener import RunListener, check_listener
 from strandline.job.observation import Observation
 from strandline.job.overlay import StartArguments, overlaid
 from strandline.job.run import JobRun
+from strandline.job.running_already import check_not_running
 from strandline.job.stream import Stream
 from strandline.operators.columns.declared import check_time_column
 from strandline.operators.columns.time_columns import time_columns, with_source_time
 from strandline.runtime.driver.event_times import observed, observed_watermarks
 from strandline.runtime.driver.logical_plans import source_problems
-from strandline.runtime.driver.plan import Graph, SourceNode
+from strandline.runtime.driver.nodes import SourceNode
+from strandline.runtime.driver.plan import Graph
 from strandline.runtime.driver.restore.takeover import ClaimMode, Restore
 from strandline.runtime.driver.run import Run
 from strandline.runtime.driver.watermarks import SourceTime
@@ -158,6 +160,7 @@ class Job:
         parallelism: int | None = None,
         claim_mode: ClaimMode = "no_claim",
         allow_non_restored_state: bool = False,
+        repeat_rows: bool = False,
     ) -> JobRun:
         """Starts the job, and returns its run once the run has begun.
 
@@ -178,6 +181,8 @@ class Job:
                 not have any more. The run leaves such state out, and later checkpoints do not hold it. Without this
                 option such state is an error. New steps and new states of a step always begin empty, and the rows of a
                 state may have gained nullable columns.
+            repeat_rows: With `restore`: go back behind rows that a sink has and cannot take back. The job works them
+                out again, and the sink writes them a second time. Without this option that is a `SinkAheadError`.
 
         Raises:
             JobDefinitionError: The job has no sink.
@@ -192,10 +197,16 @@ class Job:
         given = overlaid().start(
             self.name,
             StartArguments(
-                None if restore is None else os.fspath(restore), parallelism, claim_mode, allow_non_restored_state
+                None if restore is None else os.fspath(restore),
+                parallelism,
+                claim_mode,
+                allow_non_restored_state,
+                repeat_rows,
             ),
         )
         config = self.config if given.parallelism is None else self.config.replace(parallelism=given.parallelism)
+        if not overlaid().overlay.take_over:
+            check_not_running(self.name, config)
         return JobRun(
             lambda on_event: Run(
                 self.name,
@@ -203,7 +214,7 @@ class Job:
                 config,
                 self._graph,
                 available_now=available_now,
-                restore=Restore(given.restore, given.claim_mode) if given.restore is not None else None,
+                restore=_restore(given),
                 allow_non_restored=given.allow_non_restored_state,
                 on_event=on_event,
             ),
@@ -225,3 +236,11 @@ class Job:
         if given in used:
             raise JobDefinitionError(f"job {self.name!r}: two steps have the uid {given!r}; give each its own uid=")
         return given
+
+
+def _restore(given: StartArguments) -> Restore | None:
+    if given.restore is not None:
+        return Restore(given.restore, given.claim_mode, given.repeat_rows)
+    if given.repeat_rows:
+        raise ConfigError("repeat_rows=True goes with restore=: it says that the job goes back to an older checkpoint")
+    return None

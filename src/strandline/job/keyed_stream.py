@@ -33,7 +33,7 @@ from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.operators.process.process_operator import ProcessOperator
 from strandline.operators.windows.specs import WindowSpec
 from strandline.pyspark_releases import PandasSettings
-from strandline.runtime.driver.plan import OutputNode, StatefulNode, has_watermark
+from strandline.runtime.driver.nodes import OutputNode, StatefulNode, has_watermark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData

@@ -18,6 +18,7 @@ class StartArguments:
     parallelism: int | None = None
     claim_mode: ClaimMode = "no_claim"
     allow_non_restored_state: bool = False
+    repeat_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,14 @@ class Overlay:
     parallelism: int | None = None
     claim_mode: ClaimMode | None = None
     allow_non_restored_state: bool = False
+    repeat_rows: bool = False
+    take_over: bool = True
+    """Whether a job may be taken over from another process of this host that runs it."""
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing that a job could take."""
-        return self == Overlay()
+        return replace(self, take_over=True) == Overlay()
 
 
 class Overlaid:
@@ -69,7 +73,11 @@ class Overlaid:
             given = replace(given, parallelism=over.parallelism)
         if over.claim_mode is not None:
             given = replace(given, claim_mode=over.claim_mode)
-        return replace(given, allow_non_restored_state=given.allow_non_restored_state or over.allow_non_restored_state)
+        return replace(
+            given,
+            allow_non_restored_state=given.allow_non_restored_state or over.allow_non_restored_state,
+            repeat_rows=given.repeat_rows or over.repeat_rows,
+        )
 
     def untaken(self) -> str | None:
         """Why no job took the settings, in words; None if one did, or if there are no settings."""

@@ -181,15 +181,26 @@ class JobRun:
         *,
         savepoint_dir: str | os.PathLike[str] | None = None,
         format: SavepointFormat = "canonical",
+        drain: bool = False,
     ) -> str | None:
         """Finishes the current batch, takes a last checkpoint, and ends the run: every processed row is visible.
 
+        `drain` is for a job that has done its work. It moves event time to its end before the last checkpoint, so that
+        all windows close and all event-time timers fire; each step does so after the steps before it. Timers in
+        processing time do not fire. A later run can go on from there, but rows that belong to a window that was closed
+        early open it again, and their result comes as a second one. If the drain fails, so does the run, and nothing of
+        the drain is visible. A processor whose timers set new timers without end cannot be drained.
+
         With `savepoint_dir`, the run also makes a savepoint of exactly what it processed, and `stop` returns its path.
-        `stop` does nothing if the run is over. Raises the error of the run if it failed, before or meanwhile, and
-        `JobFailedError` if another thread cancels the run meanwhile.
+        If the run waits for a restart, a plain `stop` leaves it at its last checkpoint; a drain or a savepoint restarts
+        it first. `stop` does nothing if the run is over, unless a savepoint is wanted.
+
+        Raises the error of the run if it failed, before or meanwhile, and `JobFailedError` if another thread cancels
+        the run meanwhile, or if it was over and a savepoint is wanted.
         """
         try:
-            return self._run.stop(None if savepoint_dir is None else os.fspath(savepoint_dir), _known_format(format))
+            folder = None if savepoint_dir is None else os.fspath(savepoint_dir)
+            return self._run.stop(folder, _known_format(format), drain=drain)
         finally:
             self._tell_end()
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from strandline.errors import JobDefinitionError
 from strandline.job.spark_words import no_such_attribute
 from strandline.operators.columns.declared import check_key_type, check_not_reserved, check_time_column
 from strandline.operators.columns.time_columns import default_time_column, lag_of, time_columns
+from strandline.runtime.driver.cluster_setup import absolute_location
 from strandline.runtime.driver.logical_plans import source_problems
-from strandline.runtime.driver.plan import (
+from strandline.runtime.driver.nodes import (
     Node,
     OutputNode,
     Transformation,
@@ -20,10 +19,13 @@ from strandline.runtime.driver.plan import (
     UnionNode,
     greatest_lag,
     has_watermark,
-    prototype,
 )
-from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
-from strandline.storage import is_local, open_storage
+from strandline.runtime.driver.plan import prototype, sink_context
+from strandline.sinks.base import ExactlyOnceSink, Sink
+from strandline.sinks.callback import CallbackSink
+from strandline.sinks.delta.sink import DeltaSink
+from strandline.sinks.foreach_batch import ForeachBatchSink
+from strandline.sinks.parquet.sink import ParquetSink
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -171,25 +173,41 @@ class Stream:
     def sink(self, sink: Sink) -> Stream:
         """Sends the rows of this stream to `sink`, and returns this stream. A stream may have several sinks.
 
-        Raises `JobDefinitionError` if another sink of the job writes to the same folder, and `ConfigError` if the
-        storage of the folder cannot be opened.
+        Raises `JobDefinitionError` if another sink of the job writes to the same place, or if the sink cannot take
+        these rows, and `ConfigError` if an option of the sink is wrong.
         """
-        if not isinstance(sink, ParquetSink | ForeachBatchSink):
-            raise JobDefinitionError(f"{sink!r} is not a sink; use ParquetSink(path) or ForeachBatchSink(function)")
-        if isinstance(sink, ParquetSink):
-            place = open_storage(sink.path, self._job.config.storage_options)  # contacts nobody
-            # The driver, every task and the next start must know the folder by one name.
-            sink = replace(sink, path=os.path.abspath(place.url) if is_local(sink.path) else place.url)
-            taken = set(sink.added_columns) & set(self.schema.names)
-            if taken:
-                raise JobDefinitionError(
-                    f"job {self._job.name!r}: version_columns=True would add a second column {min(taken)!r} to the "
-                    f"rows in {sink.path!r}; rename that of the stream in a transform"
-                )
-        paths = {known.path for _node, known in self._job._graph.sinks if isinstance(known, ParquetSink)}
-        if isinstance(sink, ParquetSink) and sink.path in paths:
+        if not isinstance(sink, ExactlyOnceSink | ForeachBatchSink | CallbackSink):
             raise JobDefinitionError(
-                f"job {self._job.name!r}: two sinks write to {sink.path!r}; give each its own folder"
+                f"{sink!r} is not a sink; use one such as ParquetSink(path) or ForeachBatchSink(function)"
             )
+        if isinstance(sink, ExactlyOnceSink):
+            config = self._job.config
+            location = absolute_location(config.checkpoint_dir)
+            context = sink_context(self._node, self._job.name, location, config.storage_options)
+            if not context.schema.names:
+                raise JobDefinitionError(
+                    f"job {self._job.name!r}: rows without columns cannot be written by {type(sink).__name__}; select "
+                    "at least one column"
+                )
+            sink = sink.bound(context)
+            for _node, known in self._job._graph.sinks:
+                if isinstance(known, ExactlyOnceSink):
+                    _check_apart(self._job.name, known, sink)
         self._job._graph.sinks.append((self._node, sink))
         return self
+
+
+def _check_apart(job: str, known: ExactlyOnceSink, new: ExactlyOnceSink) -> None:
+    """Raise `JobDefinitionError` if one of two sinks would write into the target of the other."""
+    if new.place == known.place:
+        raise JobDefinitionError(f"job {job!r}: two sinks write to {new.place!r}; give each its own folder or table")
+    for outer, inner in ((known, new), (new, known)):
+        if not isinstance(outer, ParquetSink | DeltaSink) or not isinstance(inner, ParquetSink | DeltaSink):
+            continue
+        folder, other = outer.path.rstrip("/"), inner.path.rstrip("/")
+        if other == folder or (isinstance(outer, DeltaSink) and other.startswith(f"{folder}/")):
+            raise JobDefinitionError(
+                f"job {job!r}: the sinks {known.place!r} and {new.place!r} share the folder {folder!r}: readers would "
+                "find the rows of both, and a VACUUM of a Delta table deletes what is not its own; give each sink its "
+                "own folder"
+            )

@@ -10,7 +10,8 @@ from typing import Final, Literal
 
 from strandline.config import Config
 from strandline.observe.facts import JobFacts
-from strandline.observe.rules.measures import duration, interval_s, minutes, setting, settled_samples
+from strandline.observe.rules.measures import interval_s, minutes, setting, settled_samples
+from strandline.observe.words import duration
 from strandline.runtime.protocol.figures import Facts
 
 LEAST_HEADROOM: Final = 1.05

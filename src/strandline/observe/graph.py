@@ -11,8 +11,11 @@ from strandline.observe.facts import Vertex, VertexKind, vertex_id
 from strandline.redaction import shown
 from strandline.runtime.driver.figures import SourceFigures
 from strandline.runtime.driver.logical_plans import streams_of
-from strandline.runtime.driver.plan import Graph, Node, SourceNode, StatefulNode, parents_of
-from strandline.sinks import ForeachBatchSink, ParquetSink, Sink
+from strandline.runtime.driver.nodes import Node, SourceNode, StatefulNode, parents_of
+from strandline.runtime.driver.plan import Graph
+from strandline.sinks.base import ExactlyOnceSink, Sink
+from strandline.sinks.callback import CallbackSink
+from strandline.sinks.foreach_batch import ForeachBatchSink
 from strandline.state.descriptors import StateDescriptor
 
 MAX_DESCRIPTION = 200
@@ -112,10 +115,13 @@ def _source_text(node: SourceNode) -> str:
 
 def _sink_text(sink: Sink) -> str:
     match sink:
-        case ParquetSink(path):
-            return _short(f"ParquetSink({path})")
-        case ForeachBatchSink(function):
-            return _short(f"ForeachBatchSink({getattr(function, '__qualname__', type(function).__qualname__)})")
+        case ExactlyOnceSink():
+            return _short(f"{type(sink).__name__}({sink.place})")
+        case ForeachBatchSink(function) | CallbackSink(function):
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            return _short(f"{type(sink).__name__}({name})")
+        case _:
+            return type(sink).__name__
 
 
 def _short(text: str) -> str:

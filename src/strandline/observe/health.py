@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strandline.observe.facts import Finding, JobFacts, Severity
-from strandline.observe.rules import checkpoints, failures, load, state
+from strandline.observe.rules import checkpoints, failures, load, sinks, state
 from strandline.observe.rules.measures import settled
 
 
@@ -25,10 +25,13 @@ RULES: Final = (
     Rule("run-failed", failures.run_failed, settled_only=False),
     Rule("driver-lost", failures.driver_lost, settled_only=False),
     Rule("repeated-restarts", failures.repeated_restarts, settled_only=False),
+    Rule("sink-fails", sinks.sink_fails, settled_only=False),
+    Rule("silent-source", load.silent_source, settled_only=False),
     Rule("no-checkpoint", checkpoints.no_checkpoint),
     Rule("failed-checkpoints", checkpoints.failed_checkpoints),
     Rule("slow-checkpoints", checkpoints.slow_checkpoints),
     Rule("upload-limit", checkpoints.upload_limit),
+    Rule("sink-behind", sinks.sink_behind),
     Rule("back-pressure", load.back_pressure),
     Rule("straggler", load.straggler),
     Rule("skewed-key-groups", load.skewed_key_groups),

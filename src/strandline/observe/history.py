@@ -18,7 +18,6 @@ from strandline.observe.history_format import encode_part
 from strandline.observe.history_record import HistoryRecord
 from strandline.observe.views import JobView
 from strandline.storage import JobPaths, Storage, StoredFile, open_storage
-from strandline.storage.local import LocalStorage
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ class RunHistory:
         self._number = 0
         self._files: set[str] = set()
         """The files that the next whole part stands for."""
-        self._every = LOCAL_WRITE_SECONDS if isinstance(storage, LocalStorage) else WRITE_SECONDS
+        self._every = LOCAL_WRITE_SECONDS if storage.root is not None else WRITE_SECONDS
         self._next = clock()
         self._early = float(MOST_AT_ONCE)
         self._refilled = clock()

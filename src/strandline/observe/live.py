@@ -8,12 +8,11 @@ import platform
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from importlib import metadata
 
 import msgspec
 
 from strandline.checkpoint.stats import CheckpointStats
-from strandline.errors import ConfigError, StrandlineError
+from strandline.errors import StrandlineError
 from strandline.observe.facts import (
     CheckpointsFacts,
     DriverFacts,
@@ -37,6 +36,7 @@ from strandline.runtime.driver.run_records import RunFailure
 from strandline.runtime.liveness.threads import BackgroundThread
 from strandline.runtime.protocol.profiles import Folded
 from strandline.storage import open_storage
+from strandline.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class LiveJob:
             host=socket.gethostname(),
             pid=os.getpid(),
             user=user_name(),
-            strandline=_version(),
+            strandline=VERSION,
             spark=spark_version,
             python=platform.python_version(),
         )
@@ -173,20 +173,9 @@ class LiveJob:
     def stop(self, directory: str | None, format: SavepointFormat, *, drain: bool = False) -> str | None:
         """End the run after a last checkpoint, and after a savepoint if there is a directory; return its path.
 
-        A `drain` is refused: it would have to end event time for good, and then no later run could go on.
+        With `drain`, event time moves to its end before: all windows close, and all event-time timers fire.
         """
-        if drain:
-            raise ConfigError(
-                f"job {self.name!r}: a drain is not possible; stop without it, and the next run goes on where this one "
-                "ended"
-            )
-        path = self._run.stop(directory, format)
-        if directory is not None and path is None:
-            raise StrandlineError(
-                f"job {self.name!r} was ended by somebody else meanwhile, and no savepoint was made: it is "
-                f"{self._run.status}. Its newest checkpoint holds what it processed; start it again to take a savepoint"
-            )
-        return path
+        return self._run.stop(directory, format, drain=drain)
 
     def cancel(self) -> None:
         """End the run at once, without a last checkpoint."""
@@ -254,10 +243,3 @@ def _failure(failure: RunFailure) -> FailureFacts:
     return FailureFacts(
         int(failure.time * 1000), failure.kind, first_line(text), text, failure.slots, failure.checkpoint
     )
-
-
-def _version() -> str:
-    try:
-        return metadata.version("strandline")
-    except metadata.PackageNotFoundError:
-        return ""  # the source tree without an installation

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from strandline.decoding import json_decoder
 from strandline.observe.facts import JobFacts
 from strandline.redaction import shown
 from strandline.runtime.driver.status import RunStatus
@@ -127,12 +128,12 @@ def _host_id() -> str:
 def decode_entry(data: bytes, source: str, run: str, started_ms: int, modified: float | None = None) -> FoundRun:
     """The run whose entry has the content `data`; `run` and `started_ms` are what its path tells, if it is damaged."""
     try:
-        version = msgspec.json.decode(data, type=_Version).version
+        version = json_decoder(_Version).decode(data).version
         if version > FORMAT_VERSION:
             return unreadable(
                 source, run, started_ms, f"a later release wrote it, in format version {version}; use that release"
             )
-        entry = msgspec.json.decode(data, type=RunEntry)
+        entry = json_decoder(RunEntry).decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return unreadable(source, run, started_ms, f"it is damaged: {error}")
     entry = msgspec.structs.replace(

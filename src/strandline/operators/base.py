@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from strandline.checkpoint.steps import StepDescription
+    from strandline.operators.combining import Combiner
     from strandline.operators.rewrite import Rewrite
     from strandline.operators.step_change import StepChange
     from strandline.state.batch.changes import ChangeSet
@@ -96,6 +97,8 @@ class Operator(ABC):
     """Whether the rows of a key must be next to each other, as per-key user code needs."""
     time_mode: TimeMode = "none"
     """Which clock the operator needs. With a clock, a batch without rows runs when `next_timer_ms` is due."""
+    emits_on_time: bool = True
+    """Whether rows may come out when a time is due. Otherwise the operator only forgets then what it does not need."""
     side_outputs: Mapping[str, StructType] = MappingProxyType({})
     """The names of the side outputs, and their schemas."""
     time_columns: Mapping[str, int] = MappingProxyType({})
@@ -144,9 +147,14 @@ class Operator(ABC):
     def run(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         """Process one batch: read and write state through `changes`, yield rows of `output_schema` or `SideRows`.
 
-        `rows` have the step's input columns and `KEY_GROUP_COLUMN` (int32). Raises `UserCodeError` if user code fails,
-        and `SchemaError` if rows do not fit their schema.
+        `rows` have the step's input columns and `KEY_GROUP_COLUMN` (int32). Some of the record batches may hold rows
+        that the step's `combiner` made; the output, the state and the counts are the same. Raises `UserCodeError` if
+        user code fails, and `SchemaError` if rows do not fit their schema.
         """
+
+    def combiner(self) -> Combiner | None:
+        """What combines rows of the step before they travel to the slot; None if that could change what comes out."""
+        return None
 
     def run_initial(self, rows: Iterator[pa.RecordBatch], changes: ChangeSet, batch: BatchInfo) -> Iterator[Output]:
         """Build state from the rows that the user gave as initial state; called once, before the first batch."""

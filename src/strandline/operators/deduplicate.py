@@ -104,6 +104,7 @@ class DeduplicateOperator(Operator):
         if time_column is not None:
             check_time_column(input_schema, time_column, where)
             self.time_mode = "event"
+            self.emits_on_time = False
             if ttl_ms is None:
                 raise JobDefinitionError(
                     f"{where}: deduplication by the event time {time_column!r} needs ttl=, the time after a row in "

@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 
 from strandline.checkpoint.metadata import SubtaskState
 from strandline.checkpoint.steps import StepDescription
+from strandline.decoding import converted
 from strandline.errors import IncompatibleCheckpointError, JobDefinitionError, SchemaError
 from strandline.operators.base import Operator
 from strandline.operators.columns.row_codec import RowCodec
@@ -126,7 +127,7 @@ def state_changes(
 def read_states(operator: str, described: Iterable[Mapping[str, Any]]) -> list[StateDescriptor]:
     """The states that the metadata of a checkpoint describes; raises `IncompatibleCheckpointError` if one is wrong."""
     try:
-        return msgspec.convert(list(described), list[StateDescriptor])
+        return converted(list(described), list[StateDescriptor])
     except (msgspec.ValidationError, JobDefinitionError) as error:
         raise IncompatibleCheckpointError(
             f"operator {operator}: the checkpoint describes a state that cannot exist: {error}. Restore from another "

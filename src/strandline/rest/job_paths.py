@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -11,6 +10,7 @@ from strandline.observe.facts import JobFacts, Vertex
 from strandline.rest import flink_cluster, flink_exceptions, flink_jobs, flink_metrics, flink_vertices
 from strandline.rest.answers import RestError
 from strandline.rest.service import JobId, Shown, VertexId, all_facts, json, schemas
+from strandline.version import VERSION
 
 router = APIRouter()
 
@@ -18,13 +18,13 @@ router = APIRouter()
 @router.get("/overview", **schemas.answers(flink_cluster.ClusterOverview))
 def cluster(shown: Shown) -> Response:
     """The jobs of this server in numbers."""
-    return json(flink_cluster.cluster_overview(all_facts(shown.jobs), _version()))
+    return json(flink_cluster.cluster_overview(all_facts(shown.jobs), VERSION))
 
 
 @router.get("/config", **schemas.answers(flink_cluster.DashboardConfiguration))
 def dashboard() -> Response:
     """What the page needs to know."""
-    return json(flink_cluster.dashboard_configuration(_version()))
+    return json(flink_cluster.dashboard_configuration(VERSION))
 
 
 @router.get("/jobs", **schemas.answers(flink_jobs.JobIds))
@@ -147,10 +147,3 @@ def _vertex(facts: JobFacts, id: str) -> Vertex:
     if found is None:
         raise RestError(404, f"Job {facts.name} has no vertex {id}: GET /jobs/{facts.id} lists them.")
     return found
-
-
-def _version() -> str:
-    try:
-        return version("strandline")
-    except PackageNotFoundError:
-        return "unknown"

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from fastapi import Depends, Path, Request, Response
 
+from strandline.decoding import json_decoder
 from strandline.errors import StorageError, StrandlineError
 from strandline.observe.facts import JobFacts
 from strandline.observe.views import JobControl, Jobs, JobView
@@ -85,7 +86,7 @@ def control_of(view: JobView) -> JobControl:
 def decoded(body: bytes, kind: type[T]) -> T:
     """The body of a request. An empty one holds the defaults; a malformed one is a 400."""
     try:
-        return msgspec.json.decode(body or b"{}", type=kind)
+        return json_decoder(kind).decode(body or b"{}")
     except msgspec.MsgspecError as error:
         raise RestError(400, f"The body of the request is not a valid {kind.__name__}: {error}") from error
     except (UnicodeDecodeError, RecursionError) as error:

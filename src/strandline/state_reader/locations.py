@@ -78,9 +78,15 @@ def _newest_of_job(path: str, options: dict[str, str], others: tuple[str, ...]) 
     while True:
         job_log = JobLogStore(storage, paths).load()
         latest = job_log.latest
-        if latest is None or not latest.ours:
+        if latest is None:
             raise CheckpointNotFoundError(
                 f"job {name!r} in {storage.url} has no completed checkpoint yet, so there is no state to read"
+            )
+        if not latest.ours:
+            restored = f"{latest.origin or storage.url}/{latest.metadata_path}".removesuffix(f"/{METADATA}")
+            raise CheckpointNotFoundError(
+                f"job {name!r} in {storage.url} has completed no checkpoint since it was restored from {restored}; "
+                "give that path, to read the state from which the job has begun"
             )
         number = latest.checkpoint_id
         try:

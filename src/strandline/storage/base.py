@@ -36,6 +36,8 @@ class Storage(ABC):
     """The full root; a local path is absolute. `open_storage(url)` opens the same place in any process."""
     options: Mapping[str, str] = MappingProxyType({})
     """The settings with which the storage was opened."""
+    root: Path | None = None
+    """The folder of this host in which the files lie as they are; None if they lie elsewhere, or in another form."""
     must_be_probed: bool = True
     """Whether only a probe can tell that `create` is exact, because anybody may have written the service behind it."""
     private: bool = True

@@ -42,6 +42,7 @@ class LocalStorage(Storage):
     there, they are for the group, too.
     """
 
+    root: Path
     must_be_probed = False
 
     def __init__(self, url: str) -> None:

@@ -46,6 +46,10 @@ _BULK_TIMEOUT = "10min"
 line is sent again and again, and never arrives."""
 _CONFLICTS = 6
 """How often a write is sent that the store refuses because of another request."""
+_BROKEN_READS = 3
+"""How often an object is asked for if its answer breaks off."""
+_BROKEN_OFF = "kind: Interrupted"
+"""What obstore says of such an answer."""
 
 
 class ObjectStorage(Storage):
@@ -71,7 +75,14 @@ class ObjectStorage(Storage):
 
     def read(self, path: str) -> bytes:
         with self._translated(path):
-            return bytes(obstore.get(self._store, checked_path(path)).bytes())
+            for _ in range(_BROKEN_READS - 1):
+                try:
+                    return self._get(path)
+                except reported.GenericError as e:
+                    # The client goes on where an answer broke off, and gives up if the object was replaced meanwhile.
+                    if _BROKEN_OFF not in str(e):
+                        raise
+            return self._get(path)
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         with self._translated(path):
@@ -195,6 +206,9 @@ class ObjectStorage(Storage):
                 if chunk is None:
                     return
                 stream.write(chunk)
+
+    def _get(self, path: str) -> bytes:
+        return bytes(obstore.get(self._store, checked_path(path)).bytes())
 
     def _delete_one(self, path: str) -> None:
         try:

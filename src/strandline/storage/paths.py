@@ -31,9 +31,10 @@ class HistoryFile:
 class JobPaths:
     """Builds and parses the paths of one job, relative to the storage's root. No other code does.
 
-    The layout is Flink's, with the job's name as the id: `<job>/{shared/, chk-N/_metadata, log/}`. Flink's `taskowned/`
-    does not exist here, because the coordinator owns every file. `history/` is what Flink does not have: what happened
-    to the runs of the job. Raises `JobDefinitionError` for a forbidden name.
+    The layout is Flink's, with the job's name as the id: `<job>/{shared/, chk-N/_metadata, log/}`. Flink's
+    `taskowned/` does not exist here, because the coordinator owns every file. Flink does not have `history/`, what
+    happened to the runs of the job, `staged/`, rows that wait for their sinks, and `sinks/`, what tasks must know of
+    a target. Raises `JobDefinitionError` for a forbidden name.
     """
 
     job: str
@@ -89,6 +90,16 @@ class JobPaths:
     def shared(self, unique: str) -> str:
         """The path of a file that several checkpoints may refer to."""
         return f"{self.shared_dir}/{unique}"
+
+    @property
+    def staged_dir(self) -> str:
+        """The folder of rows that wait until the target of their sink has them."""
+        return f"{self.root}/staged"
+
+    @property
+    def sinks_dir(self) -> str:
+        """The folder of what the driver tells tasks of the targets of sinks."""
+        return f"{self.root}/sinks"
 
     def probe(self, unique: str) -> str:
         """The path of a file that a driver creates and deletes, to learn whether the storage can fence drivers."""

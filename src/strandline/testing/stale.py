@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from strandline.decoding import msgpack_decoder
 from strandline.errors import NotFoundError
 from strandline.storage import Storage, StoredFile
 
@@ -134,7 +135,7 @@ class StaleStorage(Storage):
 
     def _noted(self, note: Path) -> _Before | None:
         try:
-            before = msgspec.msgpack.decode(note.read_bytes(), type=_Before)
+            before = msgpack_decoder(_Before).decode(note.read_bytes())
         except FileNotFoundError:
             return None
         return before if time.time() < before.until else None

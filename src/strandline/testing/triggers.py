@@ -18,6 +18,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from strandline.decoding import json_decoder
+
 PATIENCE: Final = 20.0
 """Seconds for which a process waits until somebody has done what it asked for."""
 
@@ -81,7 +83,7 @@ class Trigger:
 
     def _read(self) -> Control | None:
         try:
-            return msgspec.json.decode(self._control.read_bytes(), type=Control)
+            return json_decoder(Control).decode(self._control.read_bytes())
         except FileNotFoundError:
             return None
 

@@ -67,11 +67,14 @@ function stop(store) {
       "The job takes a last checkpoint and ends. With a directory it writes a savepoint, too.",
       "To go on later: start the job again, or run it from the savepoint.",
     ],
-    fields: [folder("Savepoint directory", "Empty: no savepoint, only the last checkpoint."), FORMATS],
+    fields: [
+      folder("Savepoint directory", "Empty: no savepoint, only the last checkpoint."), FORMATS,
+      checkField({ name: "drain", label: "Drain: the job has done its work", hint: "Closes all windows and fires all event-time timers before. Do not drain a job that goes on later: its windows would be incomplete." }),
+    ],
     action: "Stop the job",
     danger: true,
-    confirm: ({ directory, format }) => run(store, "Stop", {
-      method: "POST", path: ["stop"], body: { targetDirectory: directory.trim() || null, formatType: format }, poll: "savepoints", exclusive: true, ends: true,
+    confirm: ({ directory, format, drain }) => run(store, "Stop", {
+      method: "POST", path: ["stop"], body: { targetDirectory: directory.trim() || null, formatType: format, drain: Boolean(drain) }, poll: "savepoints", exclusive: true, ends: true,
       words: (done) => (done.location ? "The job stopped. Savepoint: " + done.location : "The job stopped after a last checkpoint."),
     }),
   });

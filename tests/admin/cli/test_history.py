@@ -67,11 +67,11 @@ def stopped(runs_dir: Path, place: Path) -> JobFacts:
 def test_a_job_that_has_ended_is_known_by_its_name_and_by_its_directory(stopped: JobFacts, place: Path) -> None:
     assert "No jobs" in strandline("list", place).stdout
     assert "stopped" in strandline("list", "-a", place).stdout
-    assert strandline("status", "visits").stdout.startswith("visits  stopped ran 1 h")
+    assert strandline("status", "visits").stdout.startswith("visits  stopped after 1 h")
     for run in local_runs():
         Path(run.source).unlink()
     strandline("status", "visits", code=3)
-    assert strandline("status", "visits", "-c", str(place)).stdout.startswith("visits  stopped ran 1 h")
+    assert strandline("status", "visits", "-c", str(place)).stdout.startswith("visits  stopped after 1 h")
     assert strandline("status", stopped.id[:6], "-c", str(place), "--json").json["status"] == "stopped"
     strandline("status", "visits", "-c", str(place), "--check", code=4)
 
@@ -94,7 +94,7 @@ def test_jobs_of_an_object_store_are_listed_and_shown(runs_dir: Path, tmp_path: 
         (tmp_path / name).write_text(value)
         given += ["-o", f"{name}=@{tmp_path / name}"]
     assert strandline("list", "-a", "--json", url, *given).json[0]["id"] == facts.id
-    assert strandline("status", "visits", "-c", url, *given).stdout.startswith("visits  stopped ran 1 h")
+    assert strandline("status", "visits", "-c", url, *given).stdout.startswith("visits  stopped after 1 h")
 
 
 def changed(path: Path, **fields: object) -> None:
@@ -224,7 +224,7 @@ def test_the_page_of_jobs_that_ended_is_served_until_ctrl_c(stopped: JobFacts, p
             printed = "".join(iter(server.stdout.readline, "}\n")) + "}"
             link = json.loads(printed)
             ended = strandline("status", "visits", "--url", link["url"])
-            assert ended.stdout.startswith("visits  stopped ran 1 h")
+            assert ended.stdout.startswith("visits  stopped after 1 h")
             assert link["link"].startswith(f"{link['url']}/#token=")
             server.send_signal(signal.SIGINT)
             assert server.wait(20) == 0
@@ -237,7 +237,7 @@ def test_a_directory_that_is_not_there_is_no_directory_without_jobs(runs_dir: Pa
     for command in (["ui"], ["list"], ["status", "visits", "-c"]):
         ended = strandline(*command, f"{tmp_path}/typo", code=1)
         assert f"there is no folder {tmp_path}/typo" in " ".join(ended.stderr.split())
-    assert strandline("list", tmp_path).stdout.endswith("; -a alone also lists jobs that have ended.\n")
+    assert strandline("list", tmp_path).stdout.endswith("; -a also lists jobs that have ended.\n")
     assert strandline("list", "-a", tmp_path).stdout == f"No jobs in {tmp_path}.\n"
     strandline("ui", "--port", "80800", f"{tmp_path}/", code=2)
     strandline("ui", "s3//bucket", "--storage-option", "secret_key=1", code=1)

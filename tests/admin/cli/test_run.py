@@ -90,11 +90,14 @@ def test_the_end_of_the_script_is_the_end_of_the_command(script: Path, last_line
 def test_jobs_of_the_script_take_the_settings(tmp_path: Path) -> None:
     script = tmp_path / "app.py"
     script.write_text(JOBS)
-    given = ["-p", "4", "-Dexecution.checkpointing.interval=3 s", "-s", "sp/1"]
+    savepoint = str(tmp_path / "sp" / "1")
+    Path(savepoint).mkdir(parents=True)
+    (Path(savepoint) / "_metadata").touch()
+    given = ["-p", "4", "-Dexecution.checkpointing.interval=3 s", "-s", savepoint]
     lines = in_its_own_process("run", *given, script, "visits", "visits").stdout.splitlines()
-    assert [json.loads(line) for line in lines] == [["visits", 3, 3.0, 4, "sp/1"], ["visits", 3, 3.0, 4, None]]
+    assert [json.loads(line) for line in lines] == [["visits", 3, 3.0, 4, savepoint], ["visits", 3, 3.0, 4, None]]
     lines = in_its_own_process("run", script, *given, "--job", "orders", "visits", "orders").stdout.splitlines()
-    assert [json.loads(line) for line in lines] == [["visits", 3, 10.0, None, None], ["orders", 3, 3.0, 4, "sp/1"]]
+    assert [json.loads(line) for line in lines] == [["visits", 3, 10.0, None, None], ["orders", 3, 3.0, 4, savepoint]]
 
 
 def test_settings_that_no_job_took_are_an_error(tmp_path: Path) -> None:
@@ -114,6 +117,8 @@ def test_settings_that_no_job_took_are_an_error(tmp_path: Path) -> None:
         (["-Dcheckpoint_interval", "app.py"], "is not KEY=VALUE"),
         (["-Dcheckpoint_interval=soon", "app.py"], "checkpoint_interval"),
         (["-Drest_token=0123456789abcdef", "app.py"], "everybody on this host can see"),
+        (["-s", "sp/nowhere", "app.py"], "-s sp/nowhere: there is no checkpoint or savepoint"),
+        (["-d", "-s", "file:///nowhere/chk-3", "app.py"], "-s file:///nowhere/chk-3: there is no checkpoint"),
         (["nowhere.py"], "cannot read the script nowhere.py"),
         (["-d", "nowhere.py"], "there is no script nowhere.py"),
         (["--json", "app.py"], "--json goes with --detached"),

@@ -62,7 +62,7 @@ def test_one_screen_has_every_figure(runs_dir: Path) -> None:
         "watermark 20 s behind; 17 late rows",
         "source FileStreamSource[file:/in/clicks]: 3,000,000 rows",
         "state 2",
-        "checkpoint 19 20 s ago in",
+        "checkpoint number 19, 20 s ago, in",
         "back pressure OK: at most",
         "recovered 1 restart, 1 slot replaced, 1 rescale; generation 3",
         "catching up After a loss of",
@@ -114,7 +114,7 @@ def test_a_script_can_ask_whether_a_job_is_healthy(
 def test_a_failed_job_shows_its_error_first(runs_dir: Path) -> None:
     with serving(GivenJob(generated_facts(status=RunStatus.FAILED))) as client:
         lines = strandline("status", "visits", "--url", client.served.url).stdout.splitlines()
-    assert lines[0].startswith("visits  failed ran 1 h")
+    assert lines[0].startswith("visits  failed after 1 h")
     assert lines[2] == "✖ OperatorError: step 'counts', subtask 1: ZeroDivisionError"
 
 

@@ -126,3 +126,16 @@ def test_a_stored_row_names_the_column() -> None:
     rows = pa.RecordBatch.from_arrays([column("array<timestamp>", AFTER)], schema=arrow_schema(struct))
     with pytest.raises(SchemaError, match=r"left side, column 't' has the timestamp 10000-01-01"):
         RowCodec(struct, "left side").encode(rows)
+
+
+def test_a_text_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
+    """Spark makes a string of any bytes."""
+    offsets = pa.array([0, 1, 2], pa.int32()).buffers()[1]
+    bad = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"a\xc3"))
+    rows = pa.RecordBatch.from_arrays(
+        [bad, pa.array([1, 2], pa.int64()), bad, pa.array([0, 0], pa.int32())], ["k", "n", "t", KEY_GROUP_COLUMN]
+    )
+    operator = ProcessOperator("step", Reads("nothing"), ["k"], schema("string"), parse_schema("n long"))
+    operator.open(SubtaskInfo("job", "step", 0, 1, 4))
+    with pytest.raises(SchemaError, match=r"the key column 'k' has a text that is not valid UTF-8"):
+        list(operator.run(iter([rows]), ChangeSet(HeapBackend(), 1 << 20, tmp_path), BatchInfo(1, 0)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.checkpoint.metadata import SourcePosition, Times
-from strandline.errors import CheckpointError
+from strandline.errors import CheckpointError, StorageError
 from strandline.operators.base import TimeMode
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.spark_times import times_of
@@ -131,6 +132,26 @@ def test_processing_time_does_not_go_back_with_the_clock_of_the_computer(
     restored = Batches(tmp_path / "later", TWO, batches.clock.times)
     assert restored.run(10).processing_ms == 60_000
     assert restored.clock.now() > 60_000
+
+
+def test_several_threads_may_ask_for_a_batch_at_once(batches: Batches) -> None:
+    ticks = batches.clock.ticks
+    assert ticks is not None
+    with ThreadPoolExecutor(4) as pool:
+        for one in [pool.submit(batches.clock.tick) for _ in range(2000)]:
+            one.result()
+    assert int(ticks.read_text()) > 0
+    assert not ticks.with_suffix(".new").exists()
+
+
+def test_a_disk_that_refuses_the_request_for_a_batch_is_named(batches: Batches) -> None:
+    ticks = batches.clock.ticks
+    assert ticks is not None
+    ticks.with_suffix(".new").mkdir()
+    batches.run(0, 1000, timers=[{"window": 1}])
+    for _ in range(2):  # the request that failed is made again
+        with pytest.raises(StorageError, match=r"tick.*asks Spark for a batch: Is a directory.*spark_checkpoint_dir"):
+            batches.clock.tick_if_due()
 
 
 times = st.none() | st.integers(-5000, 5000)

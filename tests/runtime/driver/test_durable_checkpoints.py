@@ -12,10 +12,12 @@ from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SinkF
 from strandline.errors import FencedError, StorageError
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints, MetadataTakenError
 from strandline.runtime.driver.restore.job_log import JobLogStore
-from strandline.runtime.driver.restore.retries import Retries
 from strandline.runtime.driver.restore.takeover import Claim
+from strandline.runtime.driver.sink_commits import SinkCommits
+from strandline.sinks.parquet.target import ParquetTarget
 from strandline.storage import JobPaths
 from strandline.storage.local import LocalStorage
+from strandline.storage.retries import Retries
 from tests.factories import checkpoint_metadata
 
 PATHS = JobPaths("visits")
@@ -60,8 +62,9 @@ class Driver:
         self.store = JobLogStore(self.storage, PATHS, retries=Retries(TRIES, first_pause=0), kept_entries=3)
         self.store.load()
         self.store.take_over()
-        claim = Claim(self.storage, PATHS, self.store, {"out": self.sink}, None)
+        claim = Claim(self.storage, PATHS, self.store, {"out": ParquetTarget(self.sink, "out", PATHS.job)}, None)
         self.durable = DurableCheckpoints(claim)
+        self.commits = SinkCommits(claim)
 
     def complete(self, metadata: CheckpointMetadata) -> None:
         self.durable.write_metadata(metadata)
@@ -107,10 +110,10 @@ def test_publishing_is_tried_again_and_then_fails(driver: Driver) -> None:
     driver.sink.write(FILE.staged, b"rows")
     driver.sink.failures = TRIES
     with pytest.raises(StorageError):
-        driver.durable.publish([FILE])
+        driver.commits.publish(checkpoint_metadata(1, sink_files=(FILE,)))
     driver.sink.failures = TRIES - 1
-    driver.durable.publish([FILE])
-    driver.durable.publish(iter([FILE]))
+    driver.commits.publish(checkpoint_metadata(1, sink_files=(FILE,)))
+    driver.commits.publish(checkpoint_metadata(1, sink_files=(FILE,)))
     assert driver.sink.read(FILE.final) == b"rows"
 
 

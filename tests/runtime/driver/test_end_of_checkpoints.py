@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from strandline.checkpoint.batch import batch_id
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.metadata import FileHandle, SourcePosition, StateFile, SubtaskState
 from strandline.checkpoint.pending import SubtaskAck
@@ -17,9 +18,9 @@ from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.restore.takeover import Claim
+from strandline.runtime.driver.sink_commits import SinkCommits
 from strandline.runtime.protocol.coordinator_calls import Acknowledgement
 from strandline.runtime.protocol.folders import socket_folder
-from strandline.runtime.protocol.messages import batch_id
 from strandline.storage.checksums import checksum_text
 from strandline.storage.local import LocalStorage
 from tests.runtime.driver.restore.generations import take_the_job_over
@@ -69,6 +70,7 @@ class Job:
             {},
             CheckpointInputs(None, lambda batch: SourcePosition(batch, {})),
             DurableCheckpoints(self.claim),
+            SinkCommits(self.claim),
             timeout=600,
         )
         self.checkpoints.start()

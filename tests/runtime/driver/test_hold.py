@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from strandline.errors import JobFailedError
-from strandline.runtime.driver.batches import BatchFunction
+from strandline.runtime.driver.batches import Batches
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.progress import RunProgress
@@ -40,22 +40,21 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def generation(cluster: Cluster) -> Generation:
-    batches = BatchFunction(
-        cluster, 1, NOBODY, NOBODY, NOBODY, NOBODY, NOBODY, NOBODY, NOBODY, checkpoint_every_batch=False
-    )
+    batches = Batches(cluster, 1, NOBODY, NOBODY, NOBODY, NOBODY, NOBODY, checkpoint_every_batch=False)
     return Generation(
         number=1,
         parallelism=1,
         opened=NOBODY,
         query=NOBODY,
         start_query=NOBODY,
-        batch_function=batches,
+        batches=batches,
         checkpoints=NOBODY,
         cluster=cluster,
         scratch=NOBODY,
         clock=NOBODY,
         state_memory=0,
         progress=RunProgress("visits"),
+        drain=NOBODY,
     )
 
 
@@ -64,9 +63,9 @@ def test_a_task_manager_that_falls_silent_during_the_batch_is_given_up(
     cluster: Cluster, generation: Generation, waits: str
 ) -> None:
     acts = {"hold": lambda: generation.hold(lambda: None), "heal": generation.heal}
-    generation.batch_function.recover = lambda asked_to_end=None: None  # type: ignore[method-assign]  # there is no slot
+    generation.batches.recover = lambda asked_to_end=None: None  # type: ignore[method-assign]  # there is no slot
     waiting = threading.Thread(target=acts[waits], daemon=True)
-    with generation.batch_function.busy:
+    with generation.batches.busy:
         waiting.start()
         wait_until(lambda: "silent" not in cluster._managers, what="the end of the patience")
         assert waiting.is_alive()
@@ -78,5 +77,5 @@ def test_nobody_waits_for_a_batch_once_the_run_is_cancelled(generation: Generati
     def cancelled() -> None:
         raise JobFailedError("cancelled")
 
-    with generation.batch_function.busy, pytest.raises(JobFailedError):
+    with generation.batches.busy, pytest.raises(JobFailedError):
         generation.hold(cancelled)

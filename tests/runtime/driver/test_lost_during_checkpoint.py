@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from strandline.checkpoint.batch import batch_id
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.metadata import SourcePosition
 from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs
@@ -15,8 +16,9 @@ from strandline.runtime.driver.checkpoint_requests import CheckpointInterruptedE
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.deployment import Deployment
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
+from strandline.runtime.driver.sink_commits import SinkCommits
 from strandline.runtime.protocol.folders import socket_folder
-from strandline.runtime.protocol.messages import BackendSettings, StorageSettings, batch_id
+from strandline.runtime.protocol.messages import BackendSettings, StorageSettings
 from strandline.runtime.protocol.slot_calls import PrepareEmpty
 from strandline.runtime.task.launcher import ensure_task_manager
 from strandline.storage.local import LocalStorage
@@ -42,12 +44,13 @@ def test_whoever_waits_for_a_checkpoint_learns_that_a_task_manager_froze_in_the_
         {},
         CheckpointInputs(None, lambda batch: SourcePosition(batch, {})),
         DurableCheckpoints(claim),
+        SinkCommits(claim),
         timeout=600,
     )
     try:
         cluster._homes = {0: ensure_task_manager(cluster.run)}
         backend = BackendSettings("rocksdb", 16 << 20, 1 << 20, True, "lz4")
-        cluster.deploy(Deployment(1, 1, GROUPS, backend, tuple(OPERATORS)))
+        cluster.deploy(Deployment(1, 1, GROUPS, backend, tuple(OPERATORS), (tuple(op.uid for op in OPERATORS),)))
         cluster.prepare_empty(PrepareEmpty(BATCH, 0, NOON), [0])
         cluster.commit(BATCH)
         checkpoints.start()

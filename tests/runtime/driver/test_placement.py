@@ -17,7 +17,7 @@ MANAGERS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=4, unique=True
 
 
 def deployment(parallelism: int) -> Deployment:
-    return Deployment(1, parallelism, GROUPS, BackendSettings("heap", 1 << 20, 1 << 20, True, "none"), ())
+    return Deployment(1, parallelism, GROUPS, BackendSettings("heap", 1 << 20, 1 << 20, True, "none"), (), ((),))
 
 
 @given(managers=MANAGERS, slots=st.integers(0, 20), occupied=st.lists(st.sampled_from("abcdx"), max_size=20))

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strandline.checkpoint.batch import batch_id
 from strandline.runtime.driver.progress import BatchWork, RunProgress, Shape, offsets_behind
 from strandline.runtime.driver.slot_samples import SlotSample
-from strandline.runtime.protocol.messages import BatchTime, StepWatermarks, batch_id
+from strandline.runtime.protocol.messages import BatchTime, StepWatermarks
 from strandline.runtime.protocol.slot_calls import OperatorFigures, RowCounts, SlotFigures
 
 STEPS = ("first", "second")

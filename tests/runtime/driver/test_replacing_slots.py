@@ -14,7 +14,7 @@ from strandline.checkpoint.batch import BatchProtocol
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.metadata import SourcePosition
 from strandline.errors import FencedError, SlotLostError
-from strandline.runtime.driver.batches import MAX_ROUNDS, BatchFunction
+from strandline.runtime.driver.batches import MAX_ROUNDS, Batches
 from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.cluster import Cluster
@@ -22,6 +22,7 @@ from strandline.runtime.driver.deployment import Deployment
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.progress import RunProgress
+from strandline.runtime.driver.sink_commits import SinkCommits
 from strandline.runtime.protocol.folders import socket_folder
 from strandline.runtime.protocol.messages import BackendSettings
 from strandline.storage.local import LocalStorage
@@ -72,7 +73,7 @@ def cluster(tmp_path: Path, broken: BrokenSpark) -> Iterator[Cluster]:
     cluster = cluster_without_spark(tmp_path)
     cluster.spark_context = broken  # type: ignore[assignment]
     backend = BackendSettings("rocksdb", 16 << 20, 1 << 20, True, "lz4")
-    cluster._deployment = Deployment(1, 1, GROUPS, backend, tuple(OPERATORS))
+    cluster._deployment = Deployment(1, 1, GROUPS, backend, tuple(OPERATORS), (tuple(op.uid for op in OPERATORS),))
     yield cluster
     cluster.close(0.1)
     shutil.rmtree(socket_folder(cluster.run.run_id), ignore_errors=True)
@@ -80,13 +81,15 @@ def cluster(tmp_path: Path, broken: BrokenSpark) -> Iterator[Cluster]:
 
 @pytest.fixture
 def generation(cluster: Cluster, storage: LocalStorage) -> Generation:
+    claim = take_the_job_over(storage, job=JOB)
     checkpoints = Checkpoints(
         CheckpointCoordinator(interval=float("inf"), subtasks=[(UID, 0)]),
         cluster,
         JobShape(JOB, 1, 1, GROUPS, (UID,)),
         {},
         CheckpointInputs(None, lambda batch: SourcePosition(batch, {})),
-        DurableCheckpoints(take_the_job_over(storage, job=JOB)),
+        DurableCheckpoints(claim),
+        SinkCommits(claim),
         timeout=600,
     )
     protocol: BatchProtocol[None] = BatchProtocol([(UID, 0)])
@@ -96,15 +99,14 @@ def generation(cluster: Cluster, storage: LocalStorage) -> Generation:
         opened=NOBODY,
         query=NOBODY,
         start_query=NOBODY,
-        batch_function=BatchFunction(
-            cluster, 1, protocol, NOBODY, checkpoints, NOBODY, NOBODY, NOBODY, NOBODY, checkpoint_every_batch=False
-        ),
+        batches=Batches(cluster, 1, protocol, NOBODY, checkpoints, NOBODY, NOBODY, checkpoint_every_batch=False),
         checkpoints=checkpoints,
         cluster=cluster,
         scratch=NOBODY,
         clock=NOBODY,
         state_memory=0,
         progress=RunProgress(JOB),
+        drain=NOBODY,
     )
 
 
@@ -142,8 +144,8 @@ def test_a_run_that_is_cancelled_meanwhile_makes_no_further_attempt(
 def test_the_supervisor_makes_no_further_attempt_once_the_run_is_asked_to_end(
     generation: Generation, broken: BrokenSpark
 ) -> None:
-    generation._query = SimpleNamespace(isActive=True)  # type: ignore[assignment]
+    generation._query = SimpleNamespace(isActive=True, status={"message": ""})  # type: ignore[assignment]
     generation._clock = SimpleNamespace(tick_if_due=lambda: None)  # type: ignore[assignment]
     assert generation.watch(lambda: broken.attempts >= 2) is None
     assert broken.attempts == 2
-    assert not generation.batch_function.busy.locked()
+    assert not generation.batches.busy.locked()

@@ -35,7 +35,7 @@ from strandline.runtime.driver.sink_failures import function_failure, lasting_fa
 def test_what_the_failure_of_a_function_means(error: BaseException, kind: type[StrandlineError]) -> None:
     failure = function_failure("job visits, batch 7", error)
     assert type(failure) is kind
-    assert str(failure).startswith("job visits, batch 7: the function of a ForeachBatchSink ")
+    assert str(failure).startswith("job visits, batch 7: the function of a sink ")
     assert type(error).__name__ in str(failure)
 
 

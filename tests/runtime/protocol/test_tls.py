@@ -31,6 +31,7 @@ from strandline.runtime.protocol.coordinator_calls import (
     HeartbeatAnswer,
     Registration,
 )
+from strandline.runtime.protocol.cuts import CutOrder, RelayNews
 from strandline.runtime.protocol.gate import connect_options
 from strandline.runtime.protocol.server import Server
 from strandline.runtime.protocol.tls import Tls
@@ -65,6 +66,9 @@ class Driver(CoordinatorCalls):
     def slot_addresses(self, request: Nothing) -> dict[int, Address]:
         self.asked += 1
         return ANSWER
+
+    def next_cut(self, request: RelayNews) -> CutOrder:
+        return CutOrder(None)
 
     def acknowledge(self, request: Acknowledgement) -> None: ...
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strandline.checkpoint.batch import first_batch
 from strandline.checkpoint.metadata import SubtaskState
 from strandline.errors import IncompatibleCheckpointError
 from strandline.runtime.driver.durable_segments import DurableSegments
@@ -105,7 +106,7 @@ class Driver:
         )
 
     def run(self, changes: Mapping[Subtask, Changes]) -> None:
-        self.batch += 1
+        self.batch = max(self.batch + 1, first_batch(self.generation))
         self.host.prepare(self.batch, 0, changes)
         for index, outcome in self.host.wait_until_durable(self.batch, 0).items():
             self.log.prepared(self.batch, index, outcome)

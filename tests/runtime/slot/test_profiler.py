@@ -15,7 +15,7 @@ import pytest
 from strandline.errors import StrandlineError
 from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.operators.process.process_operator import ProcessOperator
-from strandline.runtime.driver.opening import pickle_operator
+from strandline.runtime.driver.opening import pickled
 from strandline.runtime.protocol.messages import OperatorSpec
 from strandline.runtime.protocol.profiles import Profile
 from strandline.runtime.protocol.taskmanager_calls import ForSlots
@@ -118,7 +118,7 @@ def test_a_profile_of_a_real_slot_shows_the_users_function(driver: Driver, tmp_p
         UID, Visits(), ["user"], parse_schema("user string, x long"), parse_schema("user string, n long")
     )
     driver.start_manager()
-    slots = driver.start(driver.spec(0, operators=[OperatorSpec(UID, pickle_operator(operator))]))
+    slots = driver.start(driver.spec(0, operators=[OperatorSpec(UID, pickled(operator))]))
     idle = driver.manager.profile(ForSlots([0], Profile(0.1)))
     assert idle.values[0].stacks.keys() == {IDLE}
     with ThreadPoolExecutor(1) as pool:

@@ -35,7 +35,7 @@ from strandline.operators.aggregate.functions import sum as sum_of
 from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo
 from strandline.operators.process.keyed_processor import KeyedProcessor
 from strandline.operators.process.process_operator import ProcessOperator
-from strandline.runtime.driver.opening import pickle_operator
+from strandline.runtime.driver.opening import pickled
 from strandline.runtime.protocol.address import NOWHERE
 from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.exchange import OUTPUT_FOLLOWS, SEND_INPUT, ExchangeHeader
@@ -214,7 +214,7 @@ class SlotMachine(RuleBasedStateMachine):
             ProcessOperator(SUMS, Sums(), ["user"], ROWS_IN, ROWS_OUT),
             AggregateOperator(TOTALS, ["user"], ROWS_IN, {"n": count(), "s": sum_of("x")}),
         ]
-        self.operators = [OperatorSpec(operator.uid, pickle_operator(operator)) for operator in operators]
+        self.operators = [OperatorSpec(operator.uid, pickled(operator)) for operator in operators]
         self.run_info = RunInfo(
             JOB,
             "run",

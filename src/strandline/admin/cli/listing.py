@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from strandline.admin.found_jobs import Where
     from strandline.observe.run_entries import FoundRun
 
-ENDED_TOO: Final = "; -a alone also lists jobs that have ended."
+ENDED_TOO: Final = "; {} also lists jobs that have ended."
 
 
 def list_jobs(
@@ -45,14 +45,16 @@ def list_jobs(
     if as_json:
         print_json([entry_facts(run) for run in [*shown, *damaged]])
         return
-    _print_runs(shown, damaged, where, hidden=not everything or running)
+    ended_too = ENDED_TOO.format("-a without -r" if running else "-a")
+    _print_runs(shown, damaged, where, "." if everything and not running else ended_too)
 
 
 def _wanted(liveness: str, *, running: bool, everything: bool) -> bool:
     return liveness == "alive" or (everything and not running) or (liveness == "dead" and not running)
 
 
-def _print_runs(shown: list[FoundRun], damaged: list[FoundRun], where: Where, *, hidden: bool) -> None:
+def _print_runs(shown: list[FoundRun], damaged: list[FoundRun], where: Where, hidden: str) -> None:
+    """`hidden` says, after the words that there is no job, how to see others."""
     from rich.table import Table
     from rich.text import Text
 
@@ -64,7 +66,7 @@ def _print_runs(shown: list[FoundRun], damaged: list[FoundRun], where: Where, *,
     if not shown:
         directories = ", ".join(map(one_line, where.checkpoint_dirs))
         place = f"at {one_line(where.url)}" if where.url else f"in {directories}" if directories else "on this host"
-        console.print(f"No jobs {place}{ENDED_TOO if hidden else '.'}", soft_wrap=True)
+        console.print(f"No jobs {place}{hidden}", soft_wrap=True)
     else:
         table = Table(box=None, header_style="dim", padding=(0, 1))
         for name in ("job", "id", "status", "since (UTC)", "where"):

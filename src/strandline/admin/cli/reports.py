@@ -13,6 +13,7 @@ from rich.text import Text
 from strandline.admin.cli.console import SafeConsole
 from strandline.admin.inspection import CheckpointFacts, JobFolder
 from strandline.checkpoint.steps import columns_text, duration_text
+from strandline.observe.words import size
 
 if TYPE_CHECKING:
     from strandline.admin.garbage import Garbage
@@ -26,8 +27,8 @@ def print_verified(location: str, found: list[Verified]) -> None:
     for checkpoint in found:
         mark = ("✖ ", "bold red") if checkpoint.damage else ("✔ ", "bold green")
         bad = f", {len(checkpoint.damage)} damaged or missing" if checkpoint.damage else ", all whole"
-        size = size_text(checkpoint.bytes)
-        text = f"{checkpoint.kind} {checkpoint.id} of job {checkpoint.job}: {checkpoint.files} files, {size}"
+        files = f"{checkpoint.files} files, {size(checkpoint.bytes)}"
+        text = f"{checkpoint.kind} {checkpoint.id} of job {checkpoint.job}: {files}"
         console.print(Text.assemble(mark, text, bad), soft_wrap=True)
         for damage in checkpoint.damage:
             whose = f" (operator {damage.operator}, subtask {damage.subtask})" if damage.operator is not None else ""
@@ -63,10 +64,10 @@ def print_garbage(folder: JobFolder, garbage: Garbage, min_age: str, deleted: bo
 
     say(Text.assemble((f"job {folder.job}", "bold"), f" in {folder.path}"))
     for file in files.orphans:
-        say(Text(f"  {_time(file.modified)}  {size_text(file.size):>9}  {file.path}"))
+        say(Text(f"  {_time(file.modified)}  {size(file.size):>9}  {file.path}"))
     if files.orphans:
-        size = size_text(sum(file.size for file in files.orphans))
-        say(f"{len(files.orphans)} orphans of {size} {'deleted' if deleted else 'found; --yes deletes them'}")
+        orphaned = size(sum(file.size for file in files.orphans))
+        say(f"{len(files.orphans)} orphans of {orphaned} {'deleted' if deleted else 'found; --yes deletes them'}")
     else:
         say("no orphans")
     if files.live:
@@ -105,7 +106,7 @@ def print_list(folder: JobFolder, found: list[CheckpointFacts]) -> None:
             str(facts.generation),
             _time(facts.time or 0.0),
             str(facts.files),
-            size_text(facts.full_bytes or 0),
+            size(facts.full_bytes or 0),
             f"{place} {note}" if (note := _note(facts)) else place,
         )
     console.print(table)
@@ -129,7 +130,7 @@ def print_details(details: dict[str, Any]) -> None:
         ("checkpoint", f"{details['id']} of job {details['job']}"),
         ("path", details["path"]),
         ("completed", f"{_time(details['time'])} UTC, generation {details['generation']}, batch {details['batch']}"),
-        ("state", f"{size_text(details['full_bytes'])} in {details['files']} files"),
+        ("state", f"{size(details['full_bytes'])} in {details['files']} files"),
         ("parallelism", f"{details['parallelism']} of at most {details['max_parallelism']}"),
         ("published", f"{details['sink_rows']:,} rows in {details['sink_files']} files by this checkpoint"),
     ):
@@ -149,7 +150,7 @@ def print_details(details: dict[str, Any]) -> None:
             subtask["backend"],
             str(len(subtask["files"])),
             str(sum(file["shared"] for file in subtask["files"])),
-            size_text(subtask["full_bytes"]),
+            size(subtask["full_bytes"]),
         )
     console.print(table)
 
@@ -168,10 +169,10 @@ def print_described(console: SafeConsole, facts: dict[str, Any]) -> None:
 
 
 def _print_step(console: SafeConsole, step: dict[str, Any]) -> None:
-    size = f"{size_text(step['full_bytes'])} in {step['parallelism']} subtasks"
+    state = f"{size(step['full_bytes'])} in {step['parallelism']} subtasks"
     if step["watermark_ms"] is not None:
-        size += f", watermark {_watermark(step['watermark_ms'])}"
-    console.print(Text.assemble("step ", (step["uid"], "bold"), f": {size}"), soft_wrap=True)
+        state += f", watermark {_watermark(step['watermark_ms'])}"
+    console.print(Text.assemble("step ", (step["uid"], "bold"), f": {state}"), soft_wrap=True)
     if step["description"] is not None:
         console.print(Text(f"  {step['description']}"), soft_wrap=True)
     for state in step["states"]:
@@ -221,11 +222,3 @@ def _offset(offset: Any) -> str:
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def size_text(count: int) -> str:
-    """A number of bytes in the largest unit that fits."""
-    for unit, limit in (("B", 1e3), ("kB", 1e6), ("MB", 1e9)):
-        if count < limit:
-            return f"{count} B" if unit == "B" else f"{count / limit * 1e3:.1f} {unit}"
-    return f"{count / 1e9:.1f} GB"

@@ -69,6 +69,17 @@ def run(
             "--allow-non-restored-state", "-n", help="Leave out stored state that the job does not have any more."
         ),
     ] = False,
+    repeat_rows: Annotated[
+        bool,
+        typer.Option(
+            "--repeat-rows",
+            help="With -s: go back behind rows that a sink cannot take back; it gets them a second time.",
+        ),
+    ] = False,
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="If a process of this host runs the job already, end that run at once."),
+    ] = False,
     job: Annotated[
         str | None,
         typer.Option("--job", help="The job that takes these settings; without it, every job of the script."),
@@ -90,10 +101,18 @@ def run(
     Options stand before APP.py or right behind it. All other words are the script's; `--` ends our options.
     """
     options = _checked_options(option)
+    if from_savepoint is not None:
+        _check_there(from_savepoint)
     if log_format is not None:
         os.environ[FORMAT_VARIABLE] = log_format.value  # also for the process of a detached script
     if detached:
-        again = _again(from_savepoint, parallelism, option, claim_mode, allow_non_restored_state, job)
+        switches = {
+            "--allow-non-restored-state": allow_non_restored_state,
+            "--repeat-rows": repeat_rows,
+            "--take-over": take_over,
+        }
+        again = _again(from_savepoint, parallelism, option, claim_mode, job)
+        again += [name for name, given in switches.items() if given]
         _detach([*again, "--", script, *(arguments or [])], script, job, timeout or "3min", as_json)
         return
     if as_json:
@@ -111,6 +130,8 @@ def run(
             parallelism,
             None if claim_mode is None else claim_mode.value,
             allow_non_restored_state,
+            repeat_rows,
+            take_over,
         )
     )
     code = run_script(script, arguments or [])
@@ -138,12 +159,24 @@ def _checked_options(pairs: list[str] | None) -> Mapping[str, str]:
     return options
 
 
+def _check_there(savepoint: str) -> None:
+    """Raise `UsageError` if there is no savepoint or checkpoint at a local path.
+
+    A path in an object store is checked when the job starts: only the script knows how to reach it.
+    """
+    from strandline.storage.schemes import is_local
+
+    if is_local(savepoint):
+        path = Path(savepoint.removeprefix("file://"))
+        if not (path if path.name == "_metadata" else path / "_metadata").is_file():
+            raise UsageError(f"-s {savepoint}: there is no checkpoint or savepoint: it would have a file _metadata")
+
+
 def _again(
     from_savepoint: str | None,
     parallelism: int | None,
     option: list[str] | None,
     claim_mode: ClaimModes | None,
-    allow_non_restored_state: bool,
     job: str | None,
 ) -> list[str]:
     """The same command, attached. Values from files are read there."""
@@ -155,8 +188,7 @@ def _again(
         ("--claim-mode", None if claim_mode is None else claim_mode.value),
         ("--job", job),
     ]
-    words += [f"{name}={value}" for name, value in given if value is not None]
-    return [*words, "--allow-non-restored-state"] if allow_non_restored_state else words
+    return [*words, *(f"{name}={value}" for name, value in given if value is not None)]
 
 
 def _detach(command: list[str], script: str, job: str | None, timeout: str, as_json: bool) -> None:

@@ -84,8 +84,9 @@ def _look(location: str, dispose: bool, as_json: bool, storage_option: list[str]
     from rich.text import Text
 
     from strandline.admin.cli.console import SafeConsole
-    from strandline.admin.cli.reports import print_described, size_text
+    from strandline.admin.cli.reports import print_described
     from strandline.admin.cli.words import moment
+    from strandline.observe.words import size
 
     console = SafeConsole()
     if dispose:
@@ -99,8 +100,8 @@ def _look(location: str, dispose: bool, as_json: bool, storage_option: list[str]
     )
     table = Table("step", "size")
     table.columns[1].justify = "right"
-    for operator, size in facts["operators"].items():
-        table.add_row(operator, size_text(size))
+    for operator, held in facts["operators"].items():
+        table.add_row(operator, size(held))
     console.print(table)
     print_described(console, facts)
 

@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from strandline.admin.cli.reports import size_text
-from strandline.admin.cli.words import lasted, moment, one_line, plural, rate, share
+from strandline.admin.cli.words import lasted, moment, one_line, plural, rate
 from strandline.observe.catching_up import CatchingUp
 from strandline.observe.facts import Finding, JobFacts, SubtaskFacts, Vertex
+from strandline.observe.words import percent, size
 from strandline.rest.flink_vertices import level
 
 if TYPE_CHECKING:
@@ -66,14 +66,14 @@ def status_words(facts: JobFacts) -> str:
 def _head(facts: JobFacts) -> Text:
     style = "bold green" if facts.runs else "bold red" if facts.driver_lost or facts.error else "bold"
     end = facts.end_ms if facts.end_ms is not None else facts.taken_ms
-    ran = f"for {lasted(end - facts.start_ms)}" if facts.runs else f"ran {lasted(end - facts.start_ms)}"
+    ran, began = ("for", "since") if facts.runs else ("after", "started")
     driver = facts.driver
     where = f"{one_line(driver.user)}@{one_line(driver.host)}, process {driver.pid}" if driver.pid else "driver unknown"
     return Text.assemble(
         (one_line(facts.name), "bold"),
         "  ",
         (status_words(facts), style),
-        f" {ran}, since {moment(facts.start_ms)} UTC\n",
+        f" {ran} {lasted(end - facts.start_ms)}, {began} {moment(facts.start_ms)} UTC\n",
         (f"{one_line(facts.id)}  {where}  {one_line(driver.ui_url)}".rstrip(), "dim"),
         no_wrap=False,
         overflow="fold",
@@ -121,7 +121,9 @@ def _rows(facts: JobFacts, catching: CatchingUp | None) -> Iterable[tuple[str, s
     if figures is not None:
         yield "rows in", f"{rate(figures.rows_per_second)} in the last minute, {figures.rows:,} in all"
         yield "rows out", f"{rate(figures.rows_out_per_second)}, {figures.rows_out:,} in all"
-        lag = "no event time" if figures.watermark_lag_ms is None else f"{lasted(figures.watermark_lag_ms)} behind"
+        lag = (
+            "no event time so far" if figures.watermark_lag_ms is None else f"{lasted(figures.watermark_lag_ms)} behind"
+        )
         yield "watermark", f"{lag}; {plural(figures.late_rows, 'late row')}"
         for source in figures.sources[:SHOWN_SOURCES]:
             behind = "" if source.offsets_behind is None else f", {plural(source.offsets_behind, 'offset')} behind"
@@ -135,7 +137,7 @@ def _rows(facts: JobFacts, catching: CatchingUp | None) -> Iterable[tuple[str, s
         name = _names(facts).get(worst.vertex, "?")
         yield (
             "back pressure",
-            f"{level(worst.back_pressured).upper()}: at most {share(worst.back_pressured)}, {one_line(name)} subtask "
+            f"{level(worst.back_pressured).upper()}: at most {percent(worst.back_pressured)}, {one_line(name)} subtask "
             f"{worst.index}",
         )
     if figures is not None:
@@ -151,9 +153,9 @@ def _rows(facts: JobFacts, catching: CatchingUp | None) -> Iterable[tuple[str, s
 def _state_words(facts: JobFacts) -> str:
     figures = facts.figures
     assert figures is not None
-    words = f"{size_text(figures.state_bytes)}, {size_text(figures.state_memory_bytes)} of it in memory"
+    words = f"{size(figures.state_bytes)}, {size(figures.state_memory_bytes)} of it in memory"
     ratios = [one.cache_hit_ratio for one in facts.subtasks if one.cache_hit_ratio is not None]
-    return f"{words}, cache hits at least {share(min(ratios))}" if ratios else words
+    return f"{words}, cache hits at least {percent(min(ratios))}" if ratios else words
 
 
 def _checkpoint_words(facts: JobFacts) -> str:
@@ -163,8 +165,8 @@ def _checkpoint_words(facts: JobFacts) -> str:
     last = checkpoints.last_completed
     if last is None:
         return f"none completed yet; {totals}"
-    words = f"{last.id} {_ago(last, facts)} in {lasted(last.end_to_end_ms)}"
-    sizes = f"{size_text(last.checkpointed_bytes)} of {size_text(last.full_bytes)} uploaded"
+    words = f"number {last.id}, {_ago(last, facts)}, in {lasted(last.end_to_end_ms)}"
+    sizes = f"{size(last.checkpointed_bytes)} of {size(last.full_bytes)} uploaded"
     failed = checkpoints.last_failed
     worse = ""
     if failed is not None and failed.id > last.id:
@@ -202,15 +204,15 @@ def _steps(facts: JobFacts) -> Table:
 
 def _step_figures(facts: JobFacts, vertex: Vertex, own: list[SubtaskFacts]) -> list[str]:
     figures = facts.figures.steps.get(vertex.name) if facts.figures is not None else None
-    state = size_text(figures.state_bytes) if figures is not None else ""
+    state = size(figures.state_bytes) if figures is not None else ""
     if not own:
         return ["", "", "", "", state]
     return [
-        share(max(one.busy for one in own)),
-        share(max(one.back_pressured for one in own)),
+        percent(max(one.busy for one in own)),
+        percent(max(one.back_pressured for one in own)),
         rate(sum(one.rows_in_per_second for one in own)),
         rate(sum(one.rows_out_per_second for one in own)),
-        state or size_text(sum(one.state_bytes for one in own)),
+        state or size(sum(one.state_bytes for one in own)),
     ]
 
 
@@ -222,10 +224,10 @@ def _subtasks(facts: JobFacts, most: int) -> Iterable[RenderableType]:
     for one in busiest[:most]:
         table.add_row(
             f"{one_line(names.get(one.vertex, '?'), 40)} {one.index}",
-            share(one.busy),
-            share(one.back_pressured),
+            percent(one.busy),
+            percent(one.back_pressured),
             rate(one.rows_in_per_second),
-            size_text(one.state_bytes),
+            size(one.state_bytes),
             one_line(one.host, 40),
             str(one.pid),
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from strandline.admin.cli.options import JobName, Json, TokenFile, Url, looked_for, print_json
-from strandline.admin.problems import NotReachedError, NotRunningError, UsageError
+from strandline.admin.problems import NotReachedError, NotRunningError
 from strandline.errors import StrandlineError
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def stop(
         typer.Option("--savepoint-path", "-p", metavar="DIR", help="Also make a savepoint in this directory."),
     ] = None,
     drain: Annotated[
-        bool, typer.Option("--drain", help="Flink's option. It is refused: a job cannot be drained yet.")
+        bool,
+        typer.Option("--drain", help="For good: before, close all windows and fire all event-time timers."),
     ] = False,
     kind: Type = SavepointType.canonical,
     detached: Detached = False,
@@ -84,14 +85,13 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """End a job after a last checkpoint: every processed row is visible. With -p, a savepoint is made as well."""
-    if drain:
-        raise UsageError("a drain is not possible; stop without --drain, and the next run goes on where this one ended")
     where = looked_for(url, token_file)
     found = _found(job, where)
     found.steered()  # a job that does not run is an error before anything is asked
     directory = _absolute(savepoint_path)
-    body = {"targetDirectory": directory, "formatType": kind.upper()}
-    said = f'Suspending job "{found.name}" with a {"savepoint" if directory else "last checkpoint"}.'
+    body = {"targetDirectory": directory, "formatType": kind.upper(), "drain": drain}
+    begins = f'Draining job "{found.name}", then suspending it' if drain else f'Suspending job "{found.name}"'
+    said = f"{begins} with a {'savepoint' if directory else 'last checkpoint'}."
     begun = time.time()
     try:
         result = _operate(found, "stop", "stop", body, f"stopping {found.name}", said, detached=detached)

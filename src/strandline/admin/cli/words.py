@@ -1,10 +1,11 @@
-"""Figures in words: durations, rates, shares, and names that came from elsewhere."""
+"""What the commands say in words: durations, rates, moments, and names that came from elsewhere."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Final
 
+from strandline.observe.words import duration
 from strandline.redaction import without_controls
 
 LONGEST_NAME: Final = 120
@@ -18,30 +19,13 @@ def one_line(text: str, longest: int = LONGEST_NAME) -> str:
 
 
 def lasted(milliseconds: float) -> str:
-    """A duration in the two largest units: `3 h 5 min`, `12.3 s`, `40 ms`."""
-    if milliseconds < 1000:
-        return f"{max(0.0, milliseconds):.0f} ms"
-    seconds = milliseconds / 1000
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, seconds = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds} s" if seconds else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"
+    """A duration in milliseconds, in words."""
+    return duration(milliseconds / 1000)
 
 
 def rate(per_second: float) -> str:
     """A rate: `9,000/s`; a slow one with a decimal."""
     return f"{per_second:,.1f}/s" if 0 < per_second < 10 else f"{per_second:,.0f}/s"
-
-
-def share(part: float) -> str:
-    """A share of 1: `42 %`."""
-    return f"{100 * part:.0f} %"
 
 
 def moment(milliseconds: float) -> str:

@@ -13,15 +13,13 @@ from strandline.observe.rules.measures import (
     MINUTE_MS,
     RECENT_CHECKPOINTS,
     completed,
-    duration,
     interval_s,
-    percent,
     raised,
     rolling_medians,
     running_since,
     setting,
-    size,
 )
+from strandline.observe.words import duration, percent, size
 
 SLOW_OFF = 0.8
 """The alarm about slow checkpoints ends when the median is below 80 % of the interval, so that it does not flap."""

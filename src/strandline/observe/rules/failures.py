@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from strandline.config import Config
 from strandline.observe.facts import Finding, JobFacts
-from strandline.observe.rules.measures import duration, percent, setting, size
+from strandline.observe.rules.measures import setting
+from strandline.observe.words import duration, percent, size
 from strandline.runtime.driver.recoveries import Recovery, first_line
 from strandline.runtime.driver.status import RunStatus
 

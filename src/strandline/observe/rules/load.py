@@ -11,15 +11,14 @@ from strandline.observe.facts import Finding, JobFacts, Sample, SubtaskFacts
 from strandline.observe.rules.measures import (
     RECENT_CHECKPOINTS,
     completed,
-    duration,
     interval_s,
     minutes,
-    percent,
     raised,
     rolling_medians,
     settled_samples,
     vertex_name,
 )
+from strandline.observe.words import duration, percent
 from strandline.state.coding.keys import key_group_range
 
 HIGH_BACK_PRESSURE = 0.5
@@ -54,6 +53,8 @@ LEAST_ROWS = 100_000
 SKEW_MATTERS = 0.7
 """Skew is a warning if the busiest subtask works for so much of the time; else it is only worth knowing."""
 
+SILENT_CRITICAL_S = 60.0
+"""A broker that is replaced, or a network that is rearranged, is back by then."""
 STANDING_MS = 180_000
 """A watermark that stands still for three minutes holds windows and timers back. Batches and sources pause for less."""
 STANDING_SHARE = 0.95
@@ -209,6 +210,22 @@ def skewed_key_groups(facts: JobFacts) -> Iterator[Finding]:
 def _rows(groups: Sequence[int], index: int, parallelism: int) -> int:
     mine = key_group_range(index, parallelism, len(groups))
     return sum(groups[mine.start : mine.stop])
+
+
+def silent_source(facts: JobFacts) -> Iterator[Finding]:
+    """A source does not answer, and Spark waits for it without a word."""
+    figures = facts.figures
+    if figures is None or not facts.runs or not figures.silent_source:
+        return
+    yield Finding(
+        "silent-source",
+        "critical" if figures.silent_s >= SILENT_CRITICAL_S else "warning",
+        "A source does not answer",
+        f"{figures.silent_source} has not answered for {duration(figures.silent_s)}. The job waits, and reads no rows.",
+        "Look whether the servers of the source run, and whether the driver reaches them. Nothing is lost: the job "
+        "goes on when they answer. Spark may give up before, which is an error that restarts the run.",
+        figures.silent_source,
+    )
 
 
 def idle_source(facts: JobFacts) -> Iterator[Finding]:

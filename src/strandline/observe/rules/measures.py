@@ -117,31 +117,3 @@ def interval_s(facts: JobFacts) -> float:
 def vertex_name(facts: JobFacts, vertex: str) -> str:
     """The name of a vertex, by its id."""
     return next((one.name for one in facts.graph if one.id == vertex), vertex)
-
-
-def percent(share: float) -> str:
-    return f"{share * 100:.0f} %"
-
-
-def size(count: float) -> str:
-    """A number of bytes in words: `1.5 MB`."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count:.0f} bytes"
-
-
-def duration(seconds: float) -> str:
-    """A time in words: `850 ms`, `12 s`, `3 min 20 s`, `5 h`."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
-    if whole < 2 * 86400:
-        return f"{whole // 3600} h" + (f" {whole % 3600 // 60} min" if whole % 3600 >= 60 else "")
-    return f"{whole / 86400:.0f} days"

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from strandline.config import Config
 from strandline.observe.facts import Finding, JobFacts, Vertex
-from strandline.observe.rules.measures import duration, minutes, percent, raised, setting, settled_samples, size
+from strandline.observe.rules.measures import minutes, raised, setting, settled_samples
+from strandline.observe.words import duration, percent, size
 
 AMPLIFICATION_SLACK = 1.2
 """A materialization begins at the limit and takes time; the changelog may pass the limit by a fifth meanwhile."""

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from strandline.state.coding.keys import float_bits_in_order
 
 _LONG_LIMIT: Final = 1 << 63
+_WHOLE_LIMIT: Final = 1 << 53
 _WIDE_DECIMAL: Final = 28
 """Up to this precision the sum of a batch fits in 38 digits. Beyond it, sums are computed in 256 bits."""
 
@@ -51,12 +52,19 @@ class Groups:
 class Accumulator(ABC):
     """Computes the stored columns of an aggregate, `fields`, from the input columns, `columns`, for many keys."""
 
+    combinable: ClassVar[bool] = False
+    """Whether rows may be combined before they reach the slot: their order and their distribution do not matter."""
+
     def __init__(self, name: str, columns: Sequence[str], fields: Sequence[pa.Field]) -> None:
         self.name = name
         self.columns = tuple(columns)
         self.fields = list(fields)
         # The names of the fields in a table of partial results. No column of a user begins with this prefix.
         self.labels = [f"__sl_{field.name}" for field in fields]
+
+    def exact(self, inputs: Sequence[Any]) -> bool:
+        """Whether the partial results of these input columns are the same in whatever order the rows are added up."""
+        return True
 
     @abstractmethod
     def combined(self, old: list[Any], new: list[Any], known: npt.NDArray[np.bool_]) -> list[Any]:
@@ -98,6 +106,7 @@ class ArrowAccumulator(Accumulator):
     `merge` merges partial results. `combine` merges the result with the stored value; null means "no value yet".
     """
 
+    combinable = True
     partial: ClassVar[str]
     merge: ClassVar[str]
     type: pa.DataType
@@ -183,6 +192,18 @@ class SumDouble(ArrowAccumulator):
     def prepare(self, column: Any) -> Any:
         """The numbers as doubles, as in Spark's average; large integers may be rounded."""
         return column.cast(pa.float64(), safe=False)
+
+    def exact(self, inputs: Sequence[Any]) -> bool:
+        """Sums of doubles depend on the order, unless all of them are whole numbers below 2 ** 53."""
+        column = inputs[0]
+        edges = pc.min_max(column).as_py()
+        largest = max(abs(edges["min"] or 0), abs(edges["max"] or 0))
+        if not largest * len(column) < _WHOLE_LIMIT:
+            return False
+        if not pa.types.is_floating(column.type):
+            return True
+        # A NaN is equal to nothing. `min_max` passes over it.
+        return bool(pc.all(pc.equal(pc.trunc(column), column)).as_py() is not False)
 
     def combine(self, old: Any, new: Any) -> Any:
         """The sum of both."""

@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from strandline.checkpoint.steps import StepDescription
+from strandline.operators.aggregate.aggregate_combiner import AggregateCombiner, input_columns
 from strandline.operators.aggregate.changes import carried_columns, converted_states
 from strandline.operators.aggregate.functions import Aggregate
 from strandline.operators.aggregate.grouping import Grouping
@@ -16,11 +17,13 @@ from strandline.operators.aggregate.input_tables import input_tables
 from strandline.operators.aggregate.limits import DEFAULT_LIMITS, GroupingLimits
 from strandline.operators.aggregate.partials import Partials
 from strandline.operators.aggregate.plan import AggregatePlan
-from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, SubtaskInfo
+from strandline.operators.base import BatchInfo, Operator, SubtaskInfo
 from strandline.operators.columns.described import described_columns
 from strandline.operators.columns.gather import contiguous
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.columns.time_columns import default_time_column, time_columns
+from strandline.operators.combined_rows import raw_rows
+from strandline.operators.combining import Combiner
 from strandline.operators.rewrite import Rewrite
 from strandline.operators.step_change import StepChange
 from strandline.pyspark_releases import spark_schema
@@ -58,11 +61,10 @@ class AggregateOperator(Operator):
         self.default_time = default_time_column(self.output_struct)
         self.needed_columns = tuple(dict.fromkeys((*self.key_columns, *plan.input_columns)))
         """The input columns that the operator reads."""
-        whole = arrow_schema(input_schema)
-        self._input = pa.schema([whole.field(name) for name in self.needed_columns]).append(
-            pa.field(KEY_GROUP_COLUMN, pa.int32())
-        )
+        self._input = input_columns(input_schema, self.needed_columns)
         self._grouping = Grouping(f"operator {uid!r}", plan, input_schema, self.key_columns, limits=limits)
+        combiner = self.combiner()
+        self._combined = None if combiner is None else combiner.schema
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments only; the slot builds the rest again."""
@@ -94,11 +96,16 @@ class AggregateOperator(Operator):
         grouping = self._grouping
         partials = Partials(grouping.merge, self.limits)
         folded: list[pa.Table] = []
-        numbered_in = batch.batch_id if grouping.plan.numbers_arrivals else None
-        for table in input_tables(rows, self._input, grouping.where, numbered_in, self.limits):
-            full = partials.add(grouping.partial(table))
+
+        def add(part: pa.Table, distinct: bool = False) -> None:
+            full = partials.add(part.select(grouping.schema.names), distinct)
             if full is not None:
-                folded += (keys for keys, _ in grouping.fold(full, STATE_NAME, changes))
+                folded.extend(keys for keys, _ in grouping.fold(full, STATE_NAME, changes))
+
+        raw = raw_rows(rows, self._combined, grouping.where, add)
+        numbered_in = batch.batch_id if grouping.plan.numbers_arrivals else None
+        for table in input_tables(raw, self._input, grouping.where, numbered_in, self.limits):
+            add(*grouping.part(table))
         rest = partials.rest()
         if rest is not None:
             reread = bool(folded)
@@ -110,6 +117,13 @@ class AggregateOperator(Operator):
         if folded:
             for keys, running in grouping.reread(grouping.distinct(folded), STATE_NAME, changes):
                 yield self._output(keys, running)
+
+    def combiner(self) -> Combiner | None:
+        """A combiner per key, unless an aggregate depends on the order of the rows or is the user's code."""
+        plan = self._grouping.plan
+        if not plan.combinable:
+            return None
+        return AggregateCombiner(self.uid, self.key_columns, self.input_struct, self.aggregates, plan)
 
     def look_up(self, look: LookUp, state: str | None) -> Found:
         """The values of the aggregates by their names."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from strandline.operators.aggregate.accumulators import (
     GroupAccumulator,
     Groups,
     OverflowInSumError,
+    SumDouble,
 )
 from strandline.operators.aggregate.limits import DEFAULT_LIMITS, GroupingLimits
 from strandline.operators.aggregate.plan import AggregatePlan, is_nested
@@ -66,18 +67,44 @@ class Grouping:
         schema = arrow_schema(struct)
         for name in leading:
             schema = schema.append(pa.field(name, pa.int64()))
+        self._schema = schema
+        self.labels = [label for accumulator in plan.accumulators for label in accumulator.labels]
+        """The columns of the accumulators in a table of partial results."""
         self.encoder = KeyEncoder(schema, [*leading, *key_columns], KEY_GROUP_COLUMN)
+        # Arrow adds up a column that is not grouped much faster, but doubles in another order.
+        self._order_free = all(
+            isinstance(a, ArrowAccumulator) and not isinstance(a, SumDouble) for a in plan.accumulators
+        )
         # Arrow cannot group by nested columns, so they are grouped by their encoded key.
         self._nested = any(is_nested(struct[name].dataType) for name in key_columns)
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of a table of partial results."""
+        fields = [field for a in self.plan.accumulators for field in a.fields]
+        labelled = [field.with_name(label) for label, field in zip(self.labels, fields, strict=True)]
+        keys = [pa.field(name, self._schema.field(name).type) for name in self.columns[:-1]]
+        return pa.schema([*keys, pa.field(KEY_GROUP_COLUMN, pa.int32()), *labelled])
+
     def partial(self, rows: pa.Table) -> pa.Table:
-        """One row per key: the key columns, the key group and the accumulators."""
+        """One row per key: the key columns, the key group and the accumulators; raises `OverflowInSumError`."""
         return self._by_key(rows, "partial")
+
+    def part(self, rows: pa.Table) -> tuple[pa.Table, bool]:
+        """The partial result of rows, and whether each key has one row in it.
+
+        Only the sum of all rows of a batch may overflow, not the sum of some of them, for it is chance which rows come
+        together. Rows whose sum overflows are returned one by one.
+        """
+        try:
+            return self.partial(rows), True
+        except OverflowInSumError:
+            _, states = self.by_id("partial", np.arange(rows.num_rows), rows, lambda row: row)
+            keys = {name: canonical_column(contiguous(rows.column(name))) for name in self.columns}
+            return pa.table(keys | dict(zip(self.labels, states.columns, strict=True))), False
 
     def merge(self, partials: Sequence[pa.Table]) -> pa.Table:
         """The partial results of several tables, merged so that each key has one row."""
-        if len(partials) == 1:
-            return partials[0]
         return self._by_key(pa.concat_tables(partials).combine_chunks(), "merge")
 
     def distinct(self, tables: Sequence[pa.Table]) -> pa.Table:
@@ -169,8 +196,7 @@ class Grouping:
         grouped, columns = self._aggregated(self._keys_of(rows), rows, step, key_of)
         keys = keys_of(grouped)
         made = {name: keys.column(name) for name in self.columns}
-        labels = [label for a in self.plan.accumulators for label in a.labels]
-        return pa.table(made | dict(zip(labels, columns, strict=True)))
+        return pa.table(made | dict(zip(self.labels, columns, strict=True)))
 
     def _keys_of(self, rows: pa.Table) -> dict[str, Any]:
         if self._nested:
@@ -187,7 +213,8 @@ class Grouping:
     ) -> tuple[pa.Table, list[Any]]:
         """Group `rows` by the columns `keys`; returns the groups and their accumulator columns.
 
-        If `keys` has a column `_ROW`, it is not grouped by; the groups have its least value.
+        If `keys` has a column `_ROW`, it is not grouped by; the groups have its least value. An overflow in a partial
+        result is an `OverflowInSumError`, one in a merged result a `SchemaError`.
         """
         wanted: list[tuple[str, str]] = []
         table = dict(keys)
@@ -205,14 +232,21 @@ class Grouping:
             wanted.append((_ROW, "list"))
         if _ROW in keys:
             wanted.append((_ROW, "min"))
-        grouped = pa.table(table).group_by(_fields(group_columns), use_threads=False).aggregate(wanted)
+        varying = [name for name in group_columns if not _is_constant(keys[name])]
+        if not varying and not self._order_free:
+            varying = group_columns[:1]
+        grouped = pa.table(table).group_by(_fields(varying), use_threads=False).aggregate(wanted)
+        for name in group_columns:
+            if name not in varying:
+                grouped = grouped.append_column(name, keys[name].take(pa.array(np.zeros(grouped.num_rows, np.int64))))
         groups = _groups(contiguous(grouped.column(f"{_ROW}_list"))) if by_group else None
         columns: list[Any] = []
         functions = dict(wanted)
         for accumulator in self.plan.accumulators:
             if isinstance(accumulator, ArrowAccumulator):
                 label = accumulator.labels[0]
-                with self._overflow(accumulator, lambda row: key_of(grouped, row)):
+                told = self._overflow(accumulator, lambda row: key_of(grouped, row))
+                with told if step == "merge" else nullcontext():
                     columns.append(accumulator.to_stored(contiguous(grouped.column(f"{label}_{functions[label]}"))))
             elif isinstance(accumulator, GroupAccumulator) and groups is not None:
                 names = accumulator.columns if step == "partial" else _names(accumulator, rows)
@@ -223,7 +257,7 @@ class Grouping:
 
     def _combined(self, values: list[bytes | None], rows: pa.Table, keys: pa.Table) -> pa.RecordBatch:
         accumulators = self.plan.accumulators
-        new = [contiguous(rows.column(label)) for a in accumulators for label in a.labels]
+        new = [contiguous(rows.column(label)) for label in self.labels]
         found = [value for value in values if value is not None]
         if found:
             old = self.codec.decode(found).columns
@@ -261,6 +295,17 @@ class Grouping:
 def _fields(names: Sequence[str]) -> list[Any]:
     """Columns to group by. Arrow takes a plain name that begins with a dot or a bracket for a path."""
     return [pc.field(name) for name in names]
+
+
+def _is_constant(column: Any) -> bool:
+    """Whether all rows have the same value; most columns that vary are told by a few rows."""
+    count = len(column)
+    if column.null_count or count == 0:
+        return bool(count) and column.null_count == count
+    first = column[0]
+    if not all(column[at].equals(first) for at in (count // 3, count // 2, count - 1)):
+        return False
+    return bool(pc.all(pc.equal(column, first)).as_py())
 
 
 def _read_some(keys: list[bytes], wanted: npt.NDArray[np.bool_], changes: ChangeSet) -> list[bytes | None]:

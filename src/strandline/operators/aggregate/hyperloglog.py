@@ -37,6 +37,8 @@ class ApproxDistinct(GroupAccumulator):
     The length tells which, because 4096 is not a multiple of 3. Sketches of up to `chunk_bytes` are unpacked at a time.
     """
 
+    combinable = True
+
     def __init__(self, name: str, column: str, chunk_bytes: int = DEFAULT_LIMITS.sketch_bytes) -> None:
         super().__init__(name, (column,), [pa.field(name, pa.binary())])
         self._chunk_bytes = chunk_bytes

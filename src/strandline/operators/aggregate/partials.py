@@ -18,16 +18,21 @@ class Partials:
         self._most_bytes = limits.held_bytes
         self._held: list[pa.Table] = []
         self._groups = self._size = 0
+        self._distinct = True
 
-    def add(self, part: pa.Table) -> pa.Table | None:
-        """Add a partial result. Returns all of them, merged, if they are too large to hold; the caller stores them."""
+    def add(self, part: pa.Table, distinct: bool = True) -> pa.Table | None:
+        """Add a partial result. Returns all of them, merged, if they are too large to hold; the caller stores them.
+
+        `distinct` says whether each key has one row in `part`.
+        """
         self._held.append(part)
+        self._distinct = distinct and len(self._held) == 1
         self._groups += part.num_rows
         self._size += part.nbytes
         if self._groups <= self._most_groups and self._size <= self._most_bytes:
             return None
-        merged = self._merge(self._held)
-        self._held, self._groups, self._size = [merged], merged.num_rows, merged.nbytes
+        merged = self._merged()
+        self._held, self._groups, self._size, self._distinct = [merged], merged.num_rows, merged.nbytes, True
         # Half of the limit: if merging freed less than that, it would soon be needed again.
         if self._groups <= self._most_groups // 2 and self._size <= self._most_bytes // 2:
             return None
@@ -36,4 +41,7 @@ class Partials:
 
     def rest(self) -> pa.Table | None:
         """The partial results that are left at the end of the batch, merged."""
-        return self._merge(self._held) if self._held else None
+        return self._merged() if self._held else None
+
+    def _merged(self) -> pa.Table:
+        return self._held[0] if self._distinct else self._merge(self._held)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import pyarrow as pa
@@ -89,6 +90,18 @@ class AggregatePlan:
         """The accumulators for the description of the step: their names, and the types of their input columns."""
         self.results = tuple(self._result(name, aggregate) for name, aggregate in aggregates.items())
         """The aggregates under their names, for the description of the step."""
+
+    @property
+    def combinable(self) -> bool:
+        """Whether rows may be combined before they reach the slot."""
+        return all(accumulator.combinable for accumulator in self.accumulators)
+
+    def extended(self, *more: Accumulator) -> AggregatePlan:
+        """The plan with further accumulators, which no result shows."""
+        plan = copy(self)
+        plan.accumulators = [*self.accumulators, *more]
+        plan.stored = pa.schema([field for a in plan.accumulators for field in a.fields])
+        return plan
 
     def _result(self, name: str, aggregate: Aggregate) -> ShownAggregate:
         column = aggregate.column

@@ -34,5 +34,7 @@ def gathered(
 
 
 def contiguous(column: Any) -> Any:
-    """The column as one Arrow array; a chunked column is copied."""
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    """The column as one Arrow array; a column of several chunks is copied."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

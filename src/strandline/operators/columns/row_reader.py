@@ -71,7 +71,10 @@ def column_reader(data_type: DataType) -> Convert:
 
 
 def _plain(column: Any) -> list[Any]:
-    values: list[Any] = column.to_pylist()
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError as error:  # Spark makes text of any bytes
+        raise UnreadableValueError(f"a text that is not valid UTF-8: {error}") from None
     return values
 
 

@@ -27,7 +27,14 @@ from strandline.operators.columns.lookups import found_mask
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.timed.time_index import TIME_BYTES, TimeIndex, time_bytes, time_of
 from strandline.operators.windows.specs import SlidingWindow
-from strandline.operators.windows.window_state import TIME_COLUMN, WindowBatch, WindowRows, WindowSettings, WindowState
+from strandline.operators.windows.window_state import (
+    PANE,
+    TIME_COLUMN,
+    WindowBatch,
+    WindowRows,
+    WindowSettings,
+    WindowState,
+)
 from strandline.pyspark_releases import spark_schema
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import KeyEncoder, state_prefix
@@ -37,7 +44,6 @@ from strandline.state.key_ranges import prefix_end
 
 PANES: Final = "panes"
 TIMES: Final = "pane-times"
-_PANE: Final = "__sl_pane"
 _HEAD: Final = len(state_prefix(0, PANES))
 
 Int64s = npt.NDArray[np.int64]
@@ -46,6 +52,9 @@ Entries = tuple[list[bytes], list[bytes]]
 
 class PaneWindows(WindowState):
     """Keeps each pane until the last window that has it is over."""
+
+    place = PANE
+    place_us = 1000
 
     def __init__(self, settings: WindowSettings, spec: SlidingWindow) -> None:
         schema = arrow_schema(settings.struct)
@@ -57,7 +66,7 @@ class PaneWindows(WindowState):
         self.key_columns = list(settings.key_columns)
         self.decoder = KeyDecoder(settings.where, schema, self.key_columns)
         self.grouping = Grouping(
-            settings.where, settings.plan, settings.struct, self.key_columns, [_PANE], limits.grouping
+            settings.where, settings.plan, settings.struct, self.key_columns, [PANE], limits.grouping
         )
         self.encoder = KeyEncoder(schema, self.key_columns, KEY_GROUP_COLUMN)
         self.index = TimeIndex(TIMES)
@@ -99,7 +108,7 @@ class PaneWindows(WindowState):
 
     def late(self, times: Int64s, watermark_ms: int) -> npt.NDArray[np.bool_]:
         """For each row time (microseconds), whether the last window of the row was over at `watermark_ms`."""
-        return self.over(self.spec.panes(times // 1000), watermark_ms)
+        return self.spec.late(times, self.lateness, watermark_ms)
 
     def over(self, panes: Int64s, watermark_ms: int) -> npt.NDArray[np.bool_]:
         """For each pane, whether the last window that has it is over at `watermark_ms`."""
@@ -143,8 +152,15 @@ class _PaneBatch(WindowBatch):
 
     def add(self, rows: pa.Table) -> None:
         """Aggregate the rows by key and pane."""
-        panes = self._spec.panes(contiguous(rows.column(TIME_COLUMN)).to_numpy() // 1000)
-        full = self._partials.add(self._grouping.partial(rows.append_column(_PANE, pa.array(panes))))
+        panes = self._spec.panes_of(contiguous(rows.column(TIME_COLUMN)).to_numpy())
+        self._hold(*self._grouping.part(rows.append_column(PANE, pa.array(panes))))
+
+    def add_combined(self, rows: pa.Table) -> None:
+        """Add partial results."""
+        self._hold(rows.select(self._grouping.schema.names), distinct=False)
+
+    def _hold(self, part: pa.Table, distinct: bool) -> None:
+        full = self._partials.add(part, distinct)
         if full is not None:
             for keys, _ in self._fold(full):
                 self._note(keys)
@@ -174,22 +190,22 @@ class _PaneBatch(WindowBatch):
         index = self._state.index
 
         def may_exist(keys: pa.Table) -> npt.NDArray[np.bool_]:
-            return index.has(_numbers(keys, KEY_GROUP_COLUMN), _numbers(keys, _PANE))
+            return index.has(_numbers(keys, KEY_GROUP_COLUMN), _numbers(keys, PANE))
 
         # The index is updated at the end: the second slice of a new pane need not read entries, for there are none.
         folded: list[pa.Table] = []
         for keys, running in self._grouping.fold(partial, PANES, self._changes, may_exist):
-            folded.append(keys.select([KEY_GROUP_COLUMN, _PANE]))
+            folded.append(keys.select([KEY_GROUP_COLUMN, PANE]))
             yield keys, running
         for keys in folded:
-            index.add(_numbers(keys, KEY_GROUP_COLUMN), _numbers(keys, _PANE), self._changes)
+            index.add(_numbers(keys, KEY_GROUP_COLUMN), _numbers(keys, PANE), self._changes)
 
     def _note(self, keys: pa.Table) -> None:
         """Remember the keys and panes whose windows are emitted again."""
         if self._again:
             wanted = np.ones(keys.num_rows, np.bool_)
             if self._state.emit == "close" and self._before is not None:
-                wanted = self._spec.first_ends(_numbers(keys, _PANE)) <= self._before
+                wanted = self._spec.first_ends(_numbers(keys, PANE)) <= self._before
             if wanted.any():
                 self._changed.append(keys.filter(pa.array(wanted)))
 
@@ -206,7 +222,7 @@ class _PaneBatch(WindowBatch):
 
     def _panes_alone(self, keys: pa.Table, running: pa.RecordBatch) -> WindowRows:
         """The windows of panes, if a window has one pane."""
-        panes = _numbers(keys, _PANE)
+        panes = _numbers(keys, PANE)
         ends = panes + self._spec.size_ms
         columns = [contiguous(keys.column(name)) for name in self._state.key_columns]
         wanted = self._emitted_again(ends)
@@ -239,7 +255,7 @@ class _PaneBatch(WindowBatch):
         `first` has one row of `changed` for each key. `ids` has the number of the key of each row.
         """
         spec = self._spec
-        at, ends = self._windows_of(_numbers(changed, _PANE), None, None)
+        at, ends = self._windows_of(_numbers(changed, PANE), None, None)
         asked = self._emitted_again(ends)
         if not asked.any():
             return
@@ -254,7 +270,7 @@ class _PaneBatch(WindowBatch):
         there = np.isin(panes, self._state.index.times())
         pairs = _distinct_pairs(owners[there], panes[there])
         keys = changed.select([*self._state.key_columns, KEY_GROUP_COLUMN]).take(pa.array(first[pairs[0]]))
-        encoded = self._grouping.encoder.encode(keys.append_column(_PANE, pa.array(pairs[1])))
+        encoded = self._grouping.encoder.encode(keys.append_column(PANE, pa.array(pairs[1])))
         order = encoded.order()
         values = self._changes.get_many(encoded.take(order).stored(PANES))
         found = found_mask(values)

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql.types import NullType, StructField, StructType
 
 from strandline.errors import StrandlineError
+from strandline.operators.aggregate.accumulators import OverflowInSumError
 from strandline.operators.aggregate.grouping import Grouping
 from strandline.operators.aggregate.partials import Partials
 from strandline.operators.aggregate.slices import Slices
@@ -33,7 +34,15 @@ from strandline.operators.timed.time_index import TimeIndex, time_bytes
 from strandline.operators.windows.session_entries import SessionCodec, Sessions, touching
 from strandline.operators.windows.session_keys import LOOKS, SESSIONS, TIMES, DueKeys, parts_of_looks
 from strandline.operators.windows.specs import SessionWindow
-from strandline.operators.windows.window_state import TIME_COLUMN, WindowBatch, WindowRows, WindowSettings, WindowState
+from strandline.operators.windows.window_state import (
+    LAST,
+    START,
+    TIME_COLUMN,
+    WindowBatch,
+    WindowRows,
+    WindowSettings,
+    WindowState,
+)
 from strandline.pyspark_releases import spark_schema
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import EncodedKeys, KeyEncoder, canonical_column, state_prefix
@@ -42,8 +51,6 @@ from strandline.state.handles.look_up import LookUp
 from strandline.state.key_ranges import prefix_end
 
 _LOOK: Final = "__sl_look"
-_START: Final = "__sl_start"
-_LAST: Final = "__sl_last"
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -52,9 +59,13 @@ Bools = npt.NDArray[np.bool_]
 class SessionWindows(WindowState):
     """Keeps sessions until no row can belong to them any more."""
 
+    place = START
+    place_us = 1
+
     def __init__(self, settings: WindowSettings, spec: SessionWindow) -> None:
         schema = arrow_schema(settings.struct)
         self.emit = settings.emit
+        self.spec = spec
         self.gap = spec.gap_ms * 1000
         self.lateness = settings.lateness_ms * 1000
         self.key_columns = list(settings.key_columns)
@@ -96,7 +107,7 @@ class SessionWindows(WindowState):
 
     def late(self, times: Int64s, watermark_ms: int) -> Bools:
         """For each row time (microseconds), whether the session of this row alone was over at `watermark_ms`."""
-        return times + self.gap + self.lateness <= watermark_ms * 1000
+        return self.spec.late(times, self.lateness // 1000, watermark_ms)
 
     def begin(self, changes: ChangeSet, batch: BatchInfo) -> WindowBatch:
         """Start a batch."""
@@ -122,7 +133,20 @@ class _SessionBatch(WindowBatch):
 
     def add(self, rows: pa.Table) -> None:
         """Aggregate the rows by key and session."""
-        full = self._partials.add(self._partial(rows))
+        try:
+            self._hold(self._partial(rows), distinct=True)
+        except OverflowInSumError:
+            # Only the sum of all rows of a session may overflow; it is chance which of them come together.
+            times = contiguous(rows.column(TIME_COLUMN)).to_numpy()
+            self._hold(self._table("partial", np.arange(rows.num_rows), rows, rows, times, times), distinct=False)
+
+    def add_combined(self, rows: pa.Table) -> None:
+        """Add pieces of sessions."""
+        grouping = self._state.grouping
+        self._hold(rows.select([*grouping.columns, START, LAST, *grouping.labels]), distinct=False)
+
+    def _hold(self, part: pa.Table, distinct: bool) -> None:
+        full = self._partials.add(part, distinct)
         if full is not None:
             self._folded += (keys for keys, _ in self._fold(full))
 
@@ -164,14 +188,12 @@ class _SessionBatch(WindowBatch):
 
     def _merge(self, partials: Sequence[pa.Table]) -> pa.Table:
         """The sessions of several tables; sessions that touch are merged."""
-        if len(partials) == 1:
-            return partials[0]
         rows = pa.concat_tables(partials).combine_chunks()
         encoded = self._state.encoder.encode(rows)
         order = encoded.order()
         owners = np.empty(len(order), np.int64)
         owners[order] = _run_ids(encoded.take(order))
-        begins, ends = (contiguous(rows.column(name)).to_numpy() for name in (_START, _LAST))
+        begins, ends = (contiguous(rows.column(name)).to_numpy() for name in (START, LAST))
         ids, first, starts, lasts = touching(owners, begins, ends, self._state.gap)
         return self._table("merge", ids, rows, rows.take(pa.array(first)), starts, lasts)
 
@@ -182,9 +204,8 @@ class _SessionBatch(WindowBatch):
         grouping = self._state.grouping
         keys = {name: canonical_column(contiguous(firsts.column(name))) for name in grouping.columns}
         _, states = grouping.by_id(step, ids, rows, lambda row: _key_shown(keys, self._state.key_columns, row))
-        labels = [label for a in grouping.plan.accumulators for label in a.labels]
-        made = {**keys, _START: pa.array(starts), _LAST: pa.array(lasts)}
-        return pa.table(made | dict(zip(labels, states.columns, strict=True)))
+        made = {**keys, START: pa.array(starts), LAST: pa.array(lasts)}
+        return pa.table(made | dict(zip(grouping.labels, states.columns, strict=True)))
 
     def _fold(self, partial: pa.Table) -> Iterator[tuple[pa.Table, Sessions]]:
         """Merge sessions into the stored ones, in key order; yields keys and all their sessions by slices."""
@@ -225,9 +246,8 @@ class _SessionBatch(WindowBatch):
 
     def _as_sessions(self, rows: pa.Table, owners: Int64s) -> Sessions:
         grouping = self._state.grouping
-        labels = [label for a in grouping.plan.accumulators for label in a.labels]
-        states = [contiguous(rows.column(label)) for label in labels]
-        starts, lasts = (contiguous(rows.column(name)).to_numpy() for name in (_START, _LAST))
+        states = [contiguous(rows.column(label)) for label in grouping.labels]
+        starts, lasts = (contiguous(rows.column(name)).to_numpy() for name in (START, LAST))
         changed = np.full(len(owners), self._batch)
         return Sessions(owners, starts, lasts, changed, pa.RecordBatch.from_arrays(states, schema=grouping.plan.stored))
 

@@ -15,6 +15,7 @@ from strandline.errors import JobDefinitionError
 
 Duration: TypeAlias = str | float | timedelta
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,16 @@ class SlidingWindow:
         """The start of the pane of each time."""
         return (times_ms - self.offset_ms) // self.pane_ms * self.pane_ms + self.offset_ms
 
+    def panes_of(self, times: Int64s) -> Int64s:
+        """The start of the pane of each time (microseconds), quickly if all of them have the same pane."""
+        first = int(times.min())
+        least, greatest = self.panes(np.array([first, times.max()]) // 1000)
+        if least == greatest:
+            return np.full(len(times), least)
+        if first - self.offset_ms * 1000 < np.iinfo(np.int64).min:
+            return self.panes(times // 1000)
+        return (times - self.offset_ms * 1000) // (self.pane_ms * 1000) * self.pane_ms + self.offset_ms
+
     def first_ends(self, panes: Int64s) -> Int64s:
         """The end of the first window that has the pane."""
         least = panes - self.size_ms + self.pane_ms - self.offset_ms
@@ -52,6 +63,10 @@ class SlidingWindow:
     def last_ends(self, panes: Int64s) -> Int64s:
         """The end of the last window that has the pane."""
         return (panes - self.offset_ms) // self.slide_ms * self.slide_ms + self.offset_ms + self.size_ms
+
+    def late(self, times: Int64s, lateness_ms: int, watermark_ms: int) -> Bools:
+        """For each row time (microseconds), whether the last window of the row was over at `watermark_ms`."""
+        return self.last_ends(self.panes(times // 1000)) + lateness_ms <= watermark_ms
 
     def end_after(self, time_ms: int) -> int:
         """The first end of a window after a time."""
@@ -68,6 +83,16 @@ class SessionWindow:
     def __post_init__(self) -> None:
         if self.gap_ms <= 0:
             raise JobDefinitionError(f"the gap of a session is {self.gap_ms} ms; it must be longer than 0")
+
+    def spans_of(self, times: Int64s) -> Int64s:
+        """The number of the span of time, as long as the gap, that each time (microseconds) lies in."""
+        gap = self.gap_ms * 1000
+        least, greatest = int(times.min()) // gap, int(times.max()) // gap
+        return np.full(len(times), least) if least == greatest else times // gap
+
+    def late(self, times: Int64s, lateness_ms: int, watermark_ms: int) -> Bools:
+        """For each row time (microseconds), whether the session of this row alone was over at `watermark_ms`."""
+        return times + (self.gap_ms + lateness_ms) * 1000 <= watermark_ms * 1000
 
 
 WindowSpec: TypeAlias = SlidingWindow | SessionWindow

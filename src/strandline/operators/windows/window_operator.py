@@ -8,19 +8,23 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType
 
 from strandline.checkpoint.steps import StepDescription
-from strandline.errors import JobDefinitionError
+from strandline.errors import JobDefinitionError, StrandlineError
+from strandline.operators.aggregate.aggregate_combiner import input_columns
 from strandline.operators.aggregate.functions import Aggregate
 from strandline.operators.aggregate.input_tables import input_tables
 from strandline.operators.aggregate.plan import AggregatePlan
-from strandline.operators.base import KEY_GROUP_COLUMN, BatchInfo, Operator, Output, SideRows, SubtaskInfo
+from strandline.operators.base import BatchInfo, Operator, Output, SideRows, SubtaskInfo
 from strandline.operators.columns.declared import check_time_column
 from strandline.operators.columns.described import described_columns
 from strandline.operators.columns.gather import contiguous
 from strandline.operators.columns.schemas import arrow_schema
 from strandline.operators.columns.time_columns import with_time_columns
+from strandline.operators.combined_rows import numbers_of, raw_rows
+from strandline.operators.combining import LATE_COLUMN, Combiner
 from strandline.operators.rewrite import Rewrite
 from strandline.operators.step_change import StepChange
 from strandline.operators.timed.late_rows import DROP, check_late
@@ -30,6 +34,7 @@ from strandline.operators.windows.pane_windows import PaneWindows
 from strandline.operators.windows.session_changes import carry_over_sessions
 from strandline.operators.windows.session_windows import SessionWindows
 from strandline.operators.windows.specs import SessionWindow, SlidingWindow, WindowSpec
+from strandline.operators.windows.window_combiner import WindowCombiner
 from strandline.operators.windows.window_state import TIME_COLUMN, Emit, WindowRows, WindowSettings, WindowState
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.coding.keys import key_group_range
@@ -104,13 +109,12 @@ class WindowOperator(Operator):
         used = input_schema.names if late != DROP else (*self.key_columns, time_column, *plan.input_columns)
         self.needed_columns = tuple(dict.fromkeys(used))
         """The input columns that the operator reads: all of them if late rows go to a side output."""
-        whole = arrow_schema(input_schema)
-        self._late_schema = whole
-        self._input = pa.schema([whole.field(name) for name in self.needed_columns]).append(
-            pa.field(KEY_GROUP_COLUMN, pa.int32())
-        )
+        self._late_schema = arrow_schema(input_schema)
+        self._input = input_columns(input_schema, self.needed_columns)
         self._plan = plan
         self._where = where
+        combiner = self.combiner()
+        self._combined = None if combiner is None else combiner.schema
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments only; the slot builds the rest again."""
@@ -156,7 +160,14 @@ class WindowOperator(Operator):
         self.late_rows = 0
         windows = self._state.begin(changes, batch)
         numbered_in = batch.batch_id if self._plan.numbers_arrivals else None
-        for table in input_tables(rows, self._input, self._where, numbered_in, self.limits.grouping):
+
+        def add(combined: pa.Table) -> None:
+            timely = self._timely(combined, batch.late_watermark_ms)
+            if timely.num_rows:
+                windows.add_combined(timely)
+
+        raw = raw_rows(rows, self._combined, self._where, add)
+        for table in input_tables(raw, self._input, self._where, numbered_in, self.limits.grouping):
             timely, late = self._split(table, batch.late_watermark_ms)
             if late is not None and self.side_outputs:
                 yield SideRows(self.late, late)
@@ -183,6 +194,27 @@ class WindowOperator(Operator):
         columns = [contiguous(refused.column(name)) for name in self._late_schema.names] if self.side_outputs else []
         late_rows = pa.RecordBatch.from_arrays(columns, schema=self._late_schema) if self.side_outputs else None
         return rows.filter(pa.array(~late)).combine_chunks(), late_rows
+
+    def _timely(self, combined: pa.Table, watermark_ms: int | None) -> pa.Table:
+        """The combined rows that belong to a window. Those that belong to none count late rows."""
+        self.late_rows += pc.sum(combined.column(LATE_COLUMN)).as_py()
+        void = combined.column(self._state.place).is_null()
+        if pc.any(void).as_py():
+            combined = combined.filter(pc.invert(void))
+        times = numbers_of(combined, self._state.place) * self._state.place_us
+        if watermark_ms is not None and self._state.late(times, watermark_ms).any():
+            raise StrandlineError(
+                f"{self._where}: combined rows are late, which their combiner did not know; "
+                "this is a bug, please report it"
+            )
+        return combined
+
+    def combiner(self) -> Combiner | None:
+        """A combiner per key and pane or session, unless an aggregate depends on the order or is the user's code."""
+        if not self._plan.combinable:
+            return None
+        first = (self.uid, self.key_columns, self.input_struct, self.spec, self.time_column, self.aggregates)
+        return WindowCombiner(*first, self.allowed_lateness_ms, self.late != DROP, self._plan)
 
     def look_up(self, look: LookUp, state: str | None) -> Found:
         """The windows that the step keeps for the key, by their starts: the output columns without those of the key."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,11 @@ Emit = Literal["close", "update"]
 
 TIME_COLUMN: Final = "__sl_time"
 """The event time of a row in microseconds."""
+PANE: Final = "__sl_pane"
+"""The start of a pane in milliseconds."""
+START: Final = "__sl_start"
+LAST: Final = "__sl_last"
+"""The times of the first and the last row of a session in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,10 @@ class WindowBatch(ABC):
         """Add rows that are not late, with the input columns, the key group and `TIME_COLUMN`."""
 
     @abstractmethod
+    def add_combined(self, rows: pa.Table) -> None:
+        """Add rows that are not late and that the step's combiner has combined."""
+
+    @abstractmethod
     def finish(self) -> Iterator[WindowRows]:
         """Merge all rows into state, yield the windows that are due or changed, and delete those that are over."""
 
@@ -65,6 +74,10 @@ class WindowState(ABC):
     """The windows of one subtask."""
 
     next_timer_ms: int | None = None
+    place: ClassVar[str]
+    """The column of combined rows that places them in time; null where the rows belong to no window."""
+    place_us: ClassVar[int]
+    """The unit of this column in microseconds."""
 
     @abstractmethod
     def open(self, where: str, key_groups: range) -> None:

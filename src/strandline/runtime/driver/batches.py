@@ -1,4 +1,4 @@
-"""The batch function, which Spark calls for every micro-batch: every subtask prepares the batch, then it is committed.
+"""The batches of a generation: every subtask prepares a batch, then it is committed.
 
 A batch is prepared in rounds. If a slot or a Spark task is lost, or an action fails for another passing reason, all
 slots discard what they prepared, and the action runs again in a new round. The query goes on, and the state of other
@@ -8,23 +8,27 @@ slots stays as it is. Once every subtask is prepared in one round, the batch is 
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+import pyarrow as pa
 
-from strandline.checkpoint.batch import BatchProtocol, Round
+from strandline.checkpoint.batch import BatchProtocol, Round, batch_id
 from strandline.checkpoint.metadata import SinkFile
 from strandline.errors import (
     SchemaError,
     SegmentsLostError,
     SinkError,
     SlotLostError,
+    SourceDataLostError,
     StorageFullError,
     StorageRefusedError,
     StrandlineError,
@@ -33,13 +37,15 @@ from strandline.errors import (
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import JOB_GROUP, Cluster
-from strandline.runtime.driver.progress import BatchWork, RunProgress
-from strandline.runtime.driver.sink_failures import function_failure, is_spark_failure, lasting_failure_in_task
+from strandline.runtime.driver.progress import BatchWork, RunProgress, StreamRead
+from strandline.runtime.driver.sink_failures import function_failure, is_spark_failure
+from strandline.runtime.driver.sink_functions import in_sink_function
+from strandline.runtime.driver.spark_failures import failure_of_batch
 from strandline.runtime.driver.watermarks import Seen
-from strandline.runtime.protocol.failures import Failure
-from strandline.runtime.protocol.messages import BatchTime, batch_id
-from strandline.runtime.protocol.slot_calls import NextTimers, PrepareEmpty, RowCounts
-from strandline.runtime.task.batch_properties import BATCH, EPOCH, GENERATION, PROPERTIES, ROUND, STAGING, TIME
+from strandline.runtime.protocol.exchange import Delivery
+from strandline.runtime.protocol.messages import BatchTime
+from strandline.runtime.protocol.slot_calls import NextTimers, PrepareEmpty, PushedRows, RowCounts, SlotStatus
+from strandline.runtime.task.batch_properties import ADDRESSES, BATCH, GENERATION, PROPERTIES, ROUND, STAGING, TIME
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -52,7 +58,7 @@ Made = TypeVar("Made")
 MAX_ROUNDS = 8
 LOOK_EVERY = 0.1
 """Seconds between two looks at the cluster, while somebody waits for a batch to end."""
-FATAL = (UserCodeError, SchemaError, StorageFullError, StorageRefusedError)
+FATAL = (UserCodeError, SchemaError, SourceDataLostError, StorageFullError, StorageRefusedError)
 """Errors that would occur again for the same batch: neither the batch nor the run is repeated."""
 
 
@@ -61,13 +67,17 @@ class Outlets:
     """Which rows of the finished plan belong to which sink."""
 
     manifests: Callable[[DataFrame], DataFrame] | None
-    """Selects the manifest rows, which name the staged Parquet files; None if the job has no `ParquetSink`."""
+    """Selects the manifest rows, which name what was staged; None without an exactly-once sink, or if `direct`."""
     functions: tuple[tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame, int], None]], ...]
-    """For every `ForeachBatchSink`: a function that selects its rows, and the user's function."""
+    """For every sink with a function, unless `direct`: a function that selects its rows, and the user's function."""
+    direct: bool = False
+    """Whether the rows of the plan are deliveries of rows to slots, and nothing else."""
+    callbacks: Mapping[tuple[str, str | None], Sequence[Callable[[pa.Table, int], None]]] = field(default_factory=dict)
+    """If `direct`: the user's functions that take the rows of an output, by step and name."""
 
 
-class BatchFunction:
-    """Runs the micro-batches of one generation, one after the other."""
+class Batches:
+    """Runs the batches of one generation, one after the other. What makes a batch begin is up to the subclass."""
 
     def __init__(
         self,
@@ -78,17 +88,18 @@ class BatchFunction:
         checkpoints: Checkpoints,
         clock: Clock,
         progress: RunProgress,
-        read_seen: Callable[[], Mapping[int, Seen]],
-        count_reads: Callable[[], Mapping[int, int]],
         *,
         checkpoint_every_batch: bool,
     ) -> None:
         self.generation = generation
         self.failure: StrandlineError | None = None
-        self.batches = 0
+        self.committed = 0
+        """How many batches were committed."""
         self._progress = progress
         self._counts: dict[tuple[str, int], RowCounts] = {}
         """The rows of each subtask in the batch that it has prepared."""
+        self._pushed: dict[int, list[PushedRows]] = {}
+        """The rows for the callbacks that each slot has sent with the batch that it has prepared."""
         self.rounds_repeated = 0
         self.replaced_slots = 0
         self.busy = threading.Lock()
@@ -99,14 +110,12 @@ class BatchFunction:
         self._outlets = outlets
         self._checkpoints = checkpoints
         self._clock = clock
-        self._read_seen = read_seen
-        self._count_reads = count_reads
         self._checkpoint_every_batch = checkpoint_every_batch
         self._gate = threading.Event()
         """Batches begin only while it is set."""
         self._gate.set()
         self.entered = False
-        """Whether Spark's thread is in this function, at the gate or in a batch."""
+        """Whether Spark's thread is in the batch function, at the gate or in a batch."""
         self._ending = threading.Event()
         self._jobs: tuple[SparkContext, str] | None = None
         """Spark, and the group to which the Spark jobs of the running batch belong."""
@@ -175,62 +184,7 @@ class BatchFunction:
         if stopping.is_alive():
             log.warning("job %s: the query ends in the background", self._cluster.run.job)
 
-    # --- one micro-batch ---------------------------------------------------------------------------
-
-    def __call__(self, rows: DataFrame, spark_batch: int) -> None:
-        self.entered = True
-        try:
-            self._enter(rows, spark_batch)
-        finally:
-            self.entered = False
-
-    def _enter(self, rows: DataFrame, spark_batch: int) -> None:
-        while True:
-            self._gate.wait()
-            if self._ending.is_set():
-                return
-            with self.busy:
-                if not self._gate.is_set():
-                    continue
-                self._run_or_fail(rows, spark_batch)
-                return
-
-    def _run_or_fail(self, rows: DataFrame, spark_batch: int) -> None:
-        try:
-            if self._cluster.suspects():
-                self.recover()
-            self._run(rows, spark_batch)
-            if self._checkpoint_every_batch:
-                self._checkpoints.cover(self.recover)
-        except Exception as error:
-            if self._ending.is_set():
-                # The query is being stopped, and does not care how the batch ends. Py4J would print a traceback.
-                self._gate.wait()
-                return
-            if isinstance(error, StrandlineError):
-                self.failure = error
-            else:
-                log.exception("job %s: batch %d failed", self._cluster.run.job, spark_batch)
-                self.failure = StrandlineError(f"batch {spark_batch}: {type(error).__name__}: {error}")
-            # The error is in `failure`, and Spark gets only a short text. Spark parses it with a regular expression. A
-            # long text overflows the stack of Spark's stream thread, and then the query hangs instead of ending.
-            raise RuntimeError("the batch function failed") from None
-
-    def _run(self, rows: DataFrame, spark_batch: int) -> None:
-        began = time.monotonic()
-        batch = batch_id(self.generation, spark_batch)
-        when = self._clock.of(spark_batch)
-        context = rows.sparkSession.sparkContext
-        group = context.getLocalProperty(JOB_GROUP)
-        self._jobs = (context, group) if group is not None else None
-
-        def evaluate(round_: Round) -> list[SinkFile]:
-            files = self._evaluate(rows, batch)
-            self._prepare_all(rows, round_, when)
-            return files
-
-        files = self._in_rounds(context, batch, when, evaluate)
-        self._commit(spark_batch, files, began, when, self._read_seen(), self._count_reads())
+    # --- batches without a call of Spark's -----------------------------------------------------------
 
     def initialize(self, frames: list[DataFrame]) -> None:
         """Send initial state to the slots of the steps that have some, as a batch of its own before Spark's first.
@@ -248,7 +202,7 @@ class BatchFunction:
             context.setLocalProperty(STAGING, str(False))
             for frame in frames:
                 frame.write.format("noop").mode("overwrite").save()
-            self._note_prepared(round_)
+            self._ask_prepared(round_)
             self._prepare_missing(round_, BatchTime(0))
 
         with self.busy:
@@ -259,6 +213,32 @@ class BatchFunction:
                     context.setLocalProperty(name, None)  # type: ignore[arg-type]  # None removes it
             self._decide(lambda _timers: None)
 
+    def run_without_sources(self, rows: DataFrame, spark_batch: int, number: int, ended: Collection[str]) -> None:
+        """Run a batch of a drain, in the caller's thread: the batch `number` after Spark's last one, `spark_batch`.
+
+        No batch of Spark's may begin meanwhile or afterwards. `rows` are those of a plan without sources. For the steps
+        in `ended`, event time is at its end. Their watermarks are not kept, so that a later run goes on with the true
+        ones. Raises `StrandlineError` if the batch fails.
+        """
+        began = time.monotonic()
+        batch = batch_id(self.generation, spark_batch + number)
+        when = self._clock.of_drain(ended)
+        context = rows.sparkSession.sparkContext
+        group = f"strandline-drain-{batch}"
+
+        evaluate = partial(self._evaluate, rows, when)
+        with self.busy:
+            context.setLocalProperty(JOB_GROUP, group)
+            self._jobs = (context, group)
+            try:
+                files = self._in_rounds(context, batch, when, evaluate)
+            finally:
+                self._jobs = None
+                for name in (JOB_GROUP, *PROPERTIES):  # the thread is the caller's
+                    context.setLocalProperty(name, None)  # type: ignore[arg-type]  # None removes it
+            self._call_back(batch)
+            self._commit(spark_batch, files, began, self._clock.of_drain(), {}, {}, reported=False)
+
     def _in_rounds(self, context: SparkContext, batch: int, when: BatchTime, evaluate: Callable[[Round], Made]) -> Made:
         """Run `evaluate` until every subtask is prepared in one round. Passing failures lead to a new round."""
         round_ = self._protocol.begin(batch)
@@ -268,7 +248,7 @@ class BatchFunction:
                     (GENERATION, self.generation),
                     (BATCH, batch),
                     (ROUND, round_.number),
-                    (EPOCH, self._cluster.epoch_name),
+                    (ADDRESSES, self._cluster.addresses),
                     (TIME, msgspec.json.encode(when).decode()),
                 ):
                     context.setLocalProperty(name, str(value))
@@ -342,8 +322,43 @@ class BatchFunction:
             "of the slots are in the run's folder under local_dir"
         )
 
-    def _evaluate(self, rows: DataFrame, batch: int) -> list[SinkFile]:
-        """Write the rows to all sinks, and return the staged Parquet files."""
+    def _evaluate(self, rows: DataFrame, when: BatchTime, round_: Round) -> list[SinkFile]:
+        """Have every subtask prepare the batch, and the rows staged for all sinks. Returns what was staged."""
+        if self._outlets.direct:
+            return self._deliver(rows, when, round_)
+        files = self._fill_sinks(rows, round_.batch)
+        self._prepare_all(rows, round_, when)
+        return files
+
+    def _deliver(self, rows: DataFrame, when: BatchTime, round_: Round) -> list[SinkFile]:
+        """Have relays deliver the rows to the slots, and then the slots prepare the batch."""
+        rows.sparkSession.sparkContext.setLocalProperty(STAGING, str(False))
+        deliveries = [Delivery(*row) for row in rows.collect()]
+        statuses = self._unless_ending(
+            lambda: self._cluster.prepare(round_.batch, round_.number, when, deliveries),
+        )
+        self._note_prepared(round_, statuses)
+        return [file for _index, status in sorted(statuses.items()) for file in status.staged]
+
+    def _unless_ending(self, call: Callable[[], Made]) -> Made:
+        """The result of a call that works on a batch. The end of the query ends the wait, not the call."""
+        made: Future[Made] = Future()
+
+        def work() -> None:
+            try:
+                made.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+                made.set_exception(error)
+
+        threading.Thread(target=work, daemon=True, name="prepare").start()
+        while not made.done():
+            if self._ending.is_set():
+                raise SlotLostError(f"job {self._cluster.run.job}: the run ends")
+            wait((made,), LOOK_EVERY)
+        return made.result()
+
+    def _fill_sinks(self, rows: DataFrame, batch: int) -> list[SinkFile]:
+        """Write the rows to all sinks, and return what was staged."""
         files: list[SinkFile] = []
         context = rows.sparkSession.sparkContext
         context.setLocalProperty(STAGING, str(True))
@@ -353,7 +368,8 @@ class BatchFunction:
         for select, function in self._outlets.functions:
             selected = select(rows)
             try:
-                function(selected, batch)
+                with in_sink_function(self._cluster.run.job):
+                    function(selected, batch)
             except (
                 BaseException
             ) as error:  # `sys.exit()` and the like would end Spark's callback thread: the query hangs
@@ -364,24 +380,49 @@ class BatchFunction:
 
     def _prepare_all(self, rows: DataFrame, round_: Round, when: BatchTime) -> None:
         """Prepare the subtasks whose rows no sink has evaluated, and those that got no rows."""
-        self._note_prepared(round_)
+        self._ask_prepared(round_)
         if self._protocol.missing() and self._outlets.functions:
             rows.write.format("noop").mode("overwrite").save()
-            self._note_prepared(round_)
+            self._ask_prepared(round_)
         self._prepare_missing(round_, when)
 
     def _prepare_missing(self, round_: Round, when: BatchTime) -> None:
         missing = {index for _operator, index in self._protocol.missing()}
         if missing:
             self._cluster.prepare_empty(PrepareEmpty(round_.batch, round_.number, when), missing)
-            self._note_prepared(round_)
+            self._ask_prepared(round_)
 
-    def _note_prepared(self, round_: Round) -> None:
-        for index, status in self._cluster.collect_prepared(round_.batch, round_.number).items():
+    def _ask_prepared(self, round_: Round) -> None:
+        self._note_prepared(round_, self._cluster.collect_prepared(round_.batch, round_.number))
+
+    def _note_prepared(self, round_: Round, statuses: Mapping[int, SlotStatus]) -> None:
+        for index, status in statuses.items():
+            self._pushed[index] = status.pushed
             for operator, prepared in status.prepared.items():
                 if prepared is not None and tuple(prepared) == (round_.batch, round_.number):
                     self._counts[operator, index] = status.counts[operator]
                     self._protocol.prepared(operator, index, status.incarnation, round_, None)
+
+    def _call_back(self, batch: int) -> None:
+        """Hand the output of the prepared batch to the callbacks, before any checkpoint can cover it."""
+        pushed, self._pushed = self._pushed, {}
+        for (operator, output), functions in self._outlets.callbacks.items():
+            streams = [
+                rows.stream
+                for _index, some in sorted(pushed.items())
+                for rows in some
+                if (rows.operator, rows.output) == (operator, output)
+            ]
+            if not streams:
+                continue
+            table = pa.concat_tables(pa.ipc.open_stream(stream).read_all() for stream in streams)
+            for function in functions:
+                try:
+                    with in_sink_function(self._cluster.run.job):
+                        function(table, batch)
+                except BaseException as error:
+                    where = f"job {self._cluster.run.job}, batch {batch}, CallbackSink behind step {operator!r}"
+                    raise function_failure(where, error) from error
 
     def _commit(
         self,
@@ -391,16 +432,27 @@ class BatchFunction:
         when: BatchTime,
         seen: Mapping[int, Seen],
         reads: Mapping[int, int],
+        *,
+        reported: bool = True,
+        read: Mapping[int, StreamRead] = MappingProxyType({}),
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
+        """Commit the batch. `reported` says whether Spark will report on it; `read` is what an epoch has read.
+
+        `moved` moves the position before any checkpoint can begin.
+        """
         with self._checkpoints.commit_lock:
             batch = self._decide(lambda timers: self._clock.committed(when, seen, timers))
             self._checkpoints.committed(batch, spark_batch, files, began)
+            moved()
         steps: dict[str, RowCounts] = {}
         for (operator, _index), counts in self._counts.items():
             steps[operator] = steps.get(operator, RowCounts()).plus(counts)
         written = sum(file.rows for file in files)
-        self._progress.committed(BatchWork(batch, spark_batch, when, began, time.monotonic(), steps, written, reads))
-        self.batches += 1
+        number = spark_batch if reported else None
+        work = BatchWork(batch, number, when, began, time.monotonic(), steps, written, reads, read)
+        self._progress.committed(work)
+        self.committed += 1
 
     def _decide(self, on_applied: Callable[[list[NextTimers]], None]) -> int:
         """Decide the batch, and have every slot apply it. `on_applied` gets what each slot waits for next.
@@ -409,19 +461,31 @@ class BatchFunction:
         """
         with self._checkpoints.commit_lock:
             batch = self._protocol.commit()
-            for _ in range(MAX_ROUNDS):
-                try:
-                    timers = self._cluster.commit(batch)
-                    for index in timers:
-                        self._protocol.applied(index, self._cluster.incarnation(index), batch)
-                    on_applied(list(timers.values()))
-                    return batch
-                except SlotLostError:
-                    self.recover()
-            raise SlotLostError(
-                f"job {self._cluster.run.job}: slots were lost in each of {MAX_ROUNDS} attempts to commit batch "
-                f"{batch}; the logs of the slots are in the run's folder under local_dir"
-            )
+            try:
+                self._apply(batch, on_applied)
+                return batch
+            except BaseException as error:
+                # Some slots may have the batch, and the position is that of the batch before: no checkpoint of both.
+                told = error if isinstance(error, StrandlineError) else StrandlineError(f"batch {batch}: {error!r}")
+                self._checkpoints.give_up(told)
+                raise
+
+    def _apply(self, batch: int, on_applied: Callable[[list[NextTimers]], None]) -> None:
+        for _ in range(MAX_ROUNDS):
+            try:
+                timers = self._cluster.commit(batch)
+                for index in timers:
+                    self._protocol.applied(index, self._cluster.incarnation(index), batch)
+                on_applied(list(timers.values()))
+                return
+            except SlotLostError:
+                if self._ending.is_set():
+                    raise  # the slots may be those of the next generation already
+                self.recover()
+        raise SlotLostError(
+            f"job {self._cluster.run.job}: slots were lost in each of {MAX_ROUNDS} attempts to commit batch "
+            f"{batch}; the logs of the slots are in the run's folder under local_dir"
+        )
 
     def _cause(self, error: Exception, round_: Round) -> StrandlineError:
         """The original error of a slot or a task, instead of the text that Spark made of it."""
@@ -432,20 +496,4 @@ class BatchFunction:
             if failed is not None and (failed.batch, failed.round) == (round_.batch, round_.number):
                 return failed.failure.error()
         where, text = f"job {self._cluster.run.job}, batch {round_.batch}", str(error)
-        known = error_in_task(text) or lasting_failure_in_task(where, text)
-        if known is not None:
-            return known
-        cancelled = _CANCELLED.search(text)  # for instance by Ctrl-C: its stack trace says nothing
-        return StrandlineError(f"{where}: {cancelled[0] if cancelled is not None else text}")
-
-
-_CANCELLED = re.compile(r"\[SPARK_JOB_CANCELLED\].*")
-_RAISED = re.compile(r"^strandline\.errors\.(\w+): (.*?)(?=^\S*\n?\tat |\Z)", re.MULTILINE | re.DOTALL)
-
-
-def error_in_task(text: str) -> StrandlineError | None:
-    """The Strandline error that a Python worker raised, parsed from Spark's error text; None if there is none."""
-    found = _RAISED.search(text)
-    if found is None:
-        return None
-    return Failure(found[1], found[2].strip()).error()
+        return failure_of_batch(where, text)

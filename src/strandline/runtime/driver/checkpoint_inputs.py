@@ -69,6 +69,13 @@ class CheckpointInputs:
         """The staged files up to `batch` that no completed checkpoint covers."""
         return [file for written, file in self._uncovered if written <= batch]
 
+    def staged_bytes(self) -> dict[str, int]:
+        """The size of the staged files that no completed checkpoint covers, by sink."""
+        sizes: dict[str, int] = {}
+        for _written, file in self._uncovered:
+            sizes[file.sink] = sizes.get(file.sink, 0) + file.size
+        return sizes
+
     def position(self, committed: CommittedBatch) -> SourcePosition:
         """The position in the sources after a batch."""
         if self._restored is not None and committed.batch == self._restored.batch_id:

@@ -28,6 +28,7 @@ from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.completion import Completion
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints, MetadataTakenError
 from strandline.runtime.driver.restore.savepoints import SavepointTarget
+from strandline.runtime.driver.sink_commits import SinkCommits
 from strandline.runtime.liveness.threads import ends_within
 from strandline.runtime.protocol.coordinator_calls import Acknowledgement, Decline
 
@@ -63,6 +64,7 @@ class Checkpoints:
         properties: dict[str, str],
         inputs: CheckpointInputs,
         durable: DurableCheckpoints,
+        commits: SinkCommits,
         timeout: float,
     ) -> None:
         self.failure: StrandlineError | None = None
@@ -73,6 +75,7 @@ class Checkpoints:
         self._shape = shape
         self._inputs = inputs
         self._durable = durable
+        self._commits = commits
         self._timeout = timeout
         self._waiters = Waiters()
         self._savepoints = SavepointRequests()
@@ -85,17 +88,38 @@ class Checkpoints:
             cluster,
             inputs,
             durable,
+            commits,
             self._waiters,
             self._savepoints,
             self._lock,
         )
         self._closed = False
+        self._suspended = False
+        """Whether no checkpoint may begin."""
         self._thread = threading.Thread(target=self._loop, daemon=True, name="checkpoints")
 
     def start(self) -> None:
         """Accept acknowledgements, and trigger checkpoints from now on."""
         self._cluster.listener = self
         self._thread.start()
+
+    @property
+    def last_spark_batch(self) -> int | None:
+        """Spark's number of the last committed batch; None if nothing was ever committed."""
+        with self._lock:
+            committed = self._inputs.committed
+        return None if committed is None else committed.spark_batch
+
+    def suspend(self) -> None:
+        """Let no checkpoint and no savepoint begin until `resume`. Whoever requests one waits."""
+        with self.commit_lock, self._wake:
+            self._suspended = True
+
+    def resume(self) -> None:
+        """Let checkpoints begin again."""
+        with self._wake:
+            self._suspended = False
+            self._wake.notify_all()
 
     def close(self, patience: float | None = None) -> None:
         """Take no more checkpoints. A checkpoint that is being completed is finished first, the others are aborted.
@@ -113,6 +137,8 @@ class Checkpoints:
                 future.set_exception(ended)
             self._refuse(ended)
         self._cluster.listener = None
+        if answers:
+            self._commits.close()
         if answers and not ends_within(patience, "tidy-up", lambda: self._durable.tidy_up(decision.delete)):
             log.warning("job %s: files of aborted checkpoints are deleted in the background", self._shape.job)
 
@@ -159,6 +185,17 @@ class Checkpoints:
             self._coordinator.committed(batch, began)
             self._inputs.add(CommittedBatch(batch, spark_batch), files)
             self._wake.notify_all()
+
+    def wait_for_sinks(self, given_up: Callable[[], bool]) -> None:
+        """Return when another batch may stage rows, or when `given_up` returns True."""
+        self._commits.wait_for_room(
+            lambda: sum(self.staged_bytes().values()), lambda: given_up() or self.failure is not None
+        )
+
+    def staged_bytes(self) -> dict[str, int]:
+        """How many bytes are staged for each sink and covered by no completed checkpoint."""
+        with self._lock:
+            return self._inputs.staged_bytes()
 
     def slots_replaced(self) -> None:
         """Abort what is pending: lost slots will never acknowledge it. This does not count as a failed checkpoint."""
@@ -303,7 +340,7 @@ class Checkpoints:
         Nobody but the callers who wait is told. `close` aborts the checkpoints that have no entry in the job's log.
         """
         with self._wake:
-            self.failure = error
+            self.failure = self.failure or error
             for future in self._waiters.end(self._waiters.begun):
                 future.set_exception(error)
             self._refuse(error)
@@ -316,7 +353,11 @@ class Checkpoints:
     def _pause(self) -> float:
         """How many seconds the thread may sleep unless it is woken."""
         now, batch = time.monotonic(), self._inputs.batch
-        if self._coordinator.ready() or self._savepoints:
+        if self._coordinator.ready():
+            return 0.0
+        if self._suspended or self.failure is not None:
+            return 1.0
+        if self._savepoints:
             return 0.0
         if self._waiters.requested and self._coordinator.should_trigger(now, batch, forced=True):
             return 0.0
@@ -328,7 +369,7 @@ class Checkpoints:
 
     def _trigger_if_due(self) -> None:
         with self.commit_lock:
-            if self._closed:
+            if self._closed or self._suspended or self.failure is not None:
                 return
             while self._savepoints:
                 self._trigger_savepoint()

@@ -11,11 +11,13 @@ in the tick source's file changes.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from strandline.checkpoint.metadata import Times
+from strandline.errors import StorageError
 from strandline.operators.base import TimeMode
 from strandline.runtime.driver.spark_times import batch_timestamp
 from strandline.runtime.driver.watermarks import Seen, WatermarkPlan, advanced
@@ -24,6 +26,8 @@ from strandline.runtime.protocol.slot_calls import NextTimers
 
 log = logging.getLogger(__name__)
 
+END_OF_TIME_MS = 253_402_300_799_999
+"""The watermark of a step that is drained: the last millisecond of the year 9999."""
 CLOCK_BEHIND_MS = 1000
 """A clock that is set back by less is not worth a warning."""
 
@@ -32,15 +36,23 @@ class Clock:
     """Knows the time of every batch of one generation, and requests a batch when a timer is due."""
 
     def __init__(
-        self, scratch: Path, plan: WatermarkPlan, modes: Mapping[str, TimeMode], restored: Times | None = None
+        self,
+        scratch: Path,
+        plan: WatermarkPlan,
+        modes: Mapping[str, TimeMode],
+        restored: Times | None = None,
+        *,
+        asks_spark: bool = True,
     ) -> None:
         """`scratch` is Spark's checkpoint folder; `modes` are the clocks of the job's steps, by uid.
 
-        `restored` are the times of the checkpoint from which the generation starts.
+        `restored` are the times of the checkpoint from which the generation starts. `asks_spark` says whether Spark
+        runs the batches without rows. In real time it does not: whoever cuts epochs asks `due`.
         """
         self._scratch = scratch
         self._plan = plan
         self._modes = {uid: mode for uid, mode in modes.items() if mode != "none"}
+        self._asks_spark = asks_spark
         self._times = plan.restored(restored)
         self._brought: dict[int, int] = {}
         """For every source: the processing time of the last batch with rows of it, or of the first batch."""
@@ -48,12 +60,14 @@ class Clock:
         self._unknown = restored is not None
         """Whether some slot's timers are not known. After a restore they are known once a batch has run."""
         self._tick_requested = False
+        self._ticking = threading.Lock()
+        """Held while the tick source's file is replaced: the supervisor and callers of the run both do it."""
         self._warned = False
 
     @property
     def ticks(self) -> Path | None:
-        """The file of the tick source; None if no step has timers."""
-        return self._scratch / "tick" if self._modes else None
+        """The file of the tick source; None if no step has timers, or Spark is not asked for batches."""
+        return self._scratch / "tick" if self._modes and self._asks_spark else None
 
     @property
     def times(self) -> Times:
@@ -62,11 +76,34 @@ class Clock:
 
     def of(self, spark_batch: int) -> BatchTime:
         """The time of the batch after the last committed one, which is Spark's batch `spark_batch`."""
+        return self._next(self._monotone(batch_timestamp(self._scratch, spark_batch)))
+
+    def of_epoch(self) -> BatchTime:
+        """The time of an epoch that begins now."""
+        return self._next(self.now())
+
+    def _next(self, processing_ms: int) -> BatchTime:
         before = self._times.steps
+        watermarks = self._upcoming()
         return BatchTime(
-            self._monotone(batch_timestamp(self._scratch, spark_batch)),
-            {uid: StepWatermarks(watermark, before.get(uid)) for uid, watermark in self._upcoming().items()},
+            processing_ms, {uid: StepWatermarks(watermark, before.get(uid)) for uid, watermark in watermarks.items()}
         )
+
+    def of_drain(self, ended: Collection[str] = ()) -> BatchTime:
+        """The time of a batch of a drain. For the steps in `ended`, event time is at its end.
+
+        For other steps it goes no further than in the next batch of Spark's. Processing time stands still.
+        """
+        before, upcoming = self._times.steps, self._upcoming()
+        watermarks = {**upcoming, **dict.fromkeys(ended, END_OF_TIME_MS)}
+        return BatchTime(
+            self._times.processing_ms,
+            {uid: StepWatermarks(watermark, before.get(uid)) for uid, watermark in watermarks.items()},
+        )
+
+    def waits_for_end(self, ended: Collection[str]) -> bool:
+        """Whether some step in `ended` still waits for an event time."""
+        return any(self._timers.get(uid, END_OF_TIME_MS + 1) <= END_OF_TIME_MS for uid in ended)
 
     def now(self) -> int:
         """The processing time, in milliseconds since the epoch. It does not go back if the computer's clock does."""
@@ -95,16 +132,23 @@ class Clock:
 
     def tick_if_due(self) -> None:
         """Request a batch if a timer is due and no batch was requested for it already."""
-        if self._modes and not self._tick_requested and self._due():
+        if self.ticks is not None and not self._tick_requested and self.due():
             self.tick()
 
     def tick(self) -> None:
-        """Have Spark run a batch, even if no source has new rows."""
+        """Have Spark run a batch, even if no source has new rows. Raises `StorageError` if the disk refuses."""
         assert self.ticks is not None
-        self._tick_requested = True
         temporary = self.ticks.with_suffix(".new")
-        temporary.write_text(str(time.time_ns()))
-        temporary.replace(self.ticks)
+        try:
+            with self._ticking:
+                temporary.write_text(str(time.time_ns()))
+                temporary.replace(self.ticks)
+        except OSError as error:
+            raise StorageError(
+                f"cannot write the file {self.ticks}, by which the driver asks Spark for a batch: "
+                f"{error.strerror or error}; look at the disk of the option spark_checkpoint_dir"
+            ) from error
+        self._tick_requested = True
 
     def watermark_moved(self) -> bool:
         """Whether a step with timers in event time will have a later watermark in the next batch than in the last."""
@@ -115,7 +159,10 @@ class Clock:
         """Whether the watermarks of the next batch will fire an event-time timer."""
         return self._fires(self._upcoming())
 
-    def _due(self) -> bool:
+    def due(self) -> bool:
+        """Whether a step has something to do without rows."""
+        if not self._modes:
+            return False
         if self._unknown:
             return True
         now = self.now()

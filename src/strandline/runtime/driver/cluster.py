@@ -7,14 +7,15 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from strandline.checkpoint.batch import is_of
 from strandline.checkpoint.metadata import CheckpointMetadata
 from strandline.checkpoint.pending import SubtaskAck
-from strandline.errors import SlotLostError, StrandlineError
+from strandline.errors import SlotLostError, StaleAttemptError, StrandlineError
 from strandline.runtime.driver.deployment import NO_RESTORE_POINT, Deployment, RestorePoint
 from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.driver.placement import rescaled_homes, spread
@@ -39,10 +40,13 @@ from strandline.runtime.protocol.coordinator_calls import (
     HeartbeatAnswer,
     Registration,
 )
+from strandline.runtime.protocol.cuts import CutOrder, RelayNews
+from strandline.runtime.protocol.exchange import Delivery
 from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.folders import DRIVER_SOCKET, socket_folder
 from strandline.runtime.protocol.logs import slot_log
 from strandline.runtime.protocol.messages import (
+    BatchTime,
     Rebuilt,
     RunInfo,
     SlotSpec,
@@ -53,6 +57,7 @@ from strandline.runtime.protocol.slot_calls import (
     BatchRound,
     Commit,
     NextTimers,
+    Prepare,
     PrepareEmpty,
     Query,
     SlotStatus,
@@ -62,6 +67,7 @@ from strandline.runtime.protocol.taskmanager_calls import (
     CheckpointCompleted,
     ForSlots,
     OlderSlots,
+    PreparedSlot,
     SlotAnswers,
     SpareSlots,
     StartedSlot,
@@ -105,6 +111,12 @@ class CheckpointListener(Protocol):
     def decline(self, news: Decline) -> None: ...
 
 
+class CutsOfRelays(Protocol):
+    """Whoever tells relays when to cut their rows: the generation that runs in real time."""
+
+    def next_cut(self, news: RelayNews) -> CutOrder: ...
+
+
 class Cluster(CoordinatorCalls):
     """Starts, finds, calls and replaces slots. One per run; it outlives the run's generations."""
 
@@ -121,10 +133,12 @@ class Cluster(CoordinatorCalls):
     ) -> None:
         self.spark_context = spark_context
         self.listener: CheckpointListener | None = None
+        self.cuts: CutsOfRelays | None = None
+        """Whoever answers relays, while a query runs in real time."""
         self.recoveries: deque[Recovery] = deque(maxlen=KEPT_RECOVERIES)
         self.on_recovery: Callable[[Recovery], None] = lambda _recovery: None
         """Called with every recovery. It must not wait."""
-        self.epoch = 0
+        self._moves = 0
         self.failure: StrandlineError | None = None
         """The death of a background thread in a task manager or a slot of this generation."""
         self._places: dict[int, Place] = {}
@@ -186,6 +200,12 @@ class Cluster(CoordinatorCalls):
 
     def slot_addresses(self, request: Nothing) -> dict[int, Address]:
         return {index: place.address for index, place in list(self._places.items())}
+
+    def next_cut(self, request: RelayNews) -> CutOrder:
+        cuts = self.cuts
+        if cuts is None:
+            raise StaleAttemptError(f"job {self.run.job}: no query runs in real time")
+        return cuts.next_cut(request)
 
     def acknowledge(self, request: Acknowledgement) -> None:
         if self.listener is not None:
@@ -254,9 +274,9 @@ class Cluster(CoordinatorCalls):
             return found
 
     @property
-    def epoch_name(self) -> str:
-        """Changes whenever a slot moves. A relay that sees a new one asks for the slots' addresses again."""
-        return f"{self.run.run_id}-{self.epoch}"
+    def addresses(self) -> str:
+        """Names where the slots are. The name changes whenever one moves: relays then ask for the addresses again."""
+        return f"{self.run.run_id}-{self._moves}"
 
     def incarnation(self, index: int) -> int:
         """How often slot `index` was started in this run."""
@@ -345,7 +365,7 @@ class Cluster(CoordinatorCalls):
                 self._places[index] = Place(identity, slot.address)
                 rebuilt[index] = slot.rebuilt
         self._homes.update(homes)
-        self.epoch += 1
+        self._moves += 1
         return rebuilt
 
     def _allocate(self, indices: Sequence[int]) -> dict[int, str]:
@@ -406,7 +426,57 @@ class Cluster(CoordinatorCalls):
 
     def collect_prepared(self, batch: int, round_: int) -> dict[int, SlotStatus]:
         """The status of every slot; with the changelog, once what it prepared in this round is durable."""
-        prepared = self._every_slot(TaskManagerClient.collect_prepared, BatchRound(batch, round_))
+        return self._durable(batch, self._every_slot(TaskManagerClient.collect_prepared, BatchRound(batch, round_)))
+
+    def prepare(
+        self, batch: int, round_: int, time: BatchTime, deliveries: Sequence[Delivery]
+    ) -> dict[int, SlotStatus]:
+        """Have every slot prepare its steps with delivered rows. Answers as `collect_prepared` does.
+
+        A step that reads other steps comes after them, with the rows that their slots have delivered to it.
+        """
+        assert self._deployment is not None
+        self._check_current(batch)
+        slots_of = self._by_manager(self._places)
+        known = list(deliveries)
+        *first, last = self._deployment.levels
+        for steps in first:
+            for prepared in self._prepare_steps(batch, round_, time, known, steps, slots_of).values():
+                known += prepared.status.forwarded
+        return self._durable(batch, self._prepare_steps(batch, round_, time, known, last, slots_of, last=True))
+
+    def _prepare_steps(
+        self,
+        batch: int,
+        round_: int,
+        time: BatchTime,
+        deliveries: Sequence[Delivery],
+        steps: Collection[str],
+        slots_of: Mapping[str, list[int]],
+        *,
+        last: bool = False,
+    ) -> dict[int, PreparedSlot]:
+        wanted = [one for one in deliveries if one.operator in steps]
+        requests = {
+            identity: ForSlots(
+                some,
+                Prepare(
+                    batch,
+                    round_,
+                    time,
+                    [one for one in wanted if one.subtask in some],
+                    list(steps),
+                    self.addresses,
+                    last,
+                ),
+            )
+            for identity, some in slots_of.items()
+        }
+        answers = self._managers.ask_slots(TaskManagerClient.prepare, requests, slots_of)
+        return self._complete(answers, self._places).all()
+
+    def _durable(self, batch: int, prepared: Mapping[int, PreparedSlot]) -> dict[int, SlotStatus]:
+        """Notes where the segments are that the slots have prepared."""
         for index, slot in prepared.items():
             self._segments.prepared(batch, index, slot.segments)
         return {index: slot.status for index, slot in prepared.items()}
@@ -422,8 +492,14 @@ class Cluster(CoordinatorCalls):
     def commit(self, batch: int) -> dict[int, NextTimers]:
         """Have every slot make a decided batch its state. Returns when each slot next has something to do."""
         with self._lock:  # a checkpoint may be completed at this moment
+            self._check_current(batch)
             self._segments.decided(batch, self.run.changelog is not None)
         return self._every_slot(TaskManagerClient.commit, Commit(batch))
+
+    def _check_current(self, batch: int) -> None:
+        """Raises `SlotLostError` for a batch of an older generation: its thread has woken up late."""
+        if not is_of(batch, self._generation()):
+            raise SlotLostError(f"job {self.run.job}: the generation of batch {batch} has ended")
 
     def statuses(self) -> list[SlotStatus]:
         """The status of every slot that answers."""

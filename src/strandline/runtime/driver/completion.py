@@ -20,7 +20,9 @@ from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs
 from strandline.runtime.driver.checkpoint_requests import SavepointRequests, Waiters
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
+from strandline.runtime.driver.sink_commits import SinkCommits
 from strandline.runtime.protocol.taskmanager_calls import CheckpointCompleted
+from strandline.sinks.positions import with_positions
 
 
 @dataclass(slots=True)
@@ -34,6 +36,7 @@ class Completion:
     cluster: Cluster
     inputs: CheckpointInputs
     durable: DurableCheckpoints
+    commits: SinkCommits
     waiters: Waiters
     savepoints: SavepointRequests
     lock: threading.RLock
@@ -69,7 +72,7 @@ class Completion:
             self.coordinator.enter(plan.metadata.checkpoint_id)
         self.durable.win_log_entry(plan)
         won = time.monotonic()
-        self.durable.publish(plan.metadata.sink_files)
+        self.commits.publish(plan.metadata)
         if self.abandoned:
             return
         decision = self._confirm(plan.metadata, won)
@@ -100,7 +103,7 @@ class Completion:
                     source=position,
                     uploaded=uploaded,
                     sink_files=inputs.sink_files,
-                    properties=self.properties,
+                    properties=with_positions(self.properties, self.commits.positions()),
                 )
         self.durable.tidy_up(uploaded)
         return None

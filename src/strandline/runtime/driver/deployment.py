@@ -45,6 +45,8 @@ class Deployment:
     max_parallelism: int
     backend: BackendSettings
     operators: tuple[OperatorSpec, ...]
+    levels: tuple[tuple[str, ...], ...]
+    """The uids of the steps: first those that read no step, then those that read only these, and so on."""
     restore: RestorePoint = NO_RESTORE_POINT
     rescale: bool = False
     """Whether the run goes on with another number of slots: they are spread over all executors that there are now, and

@@ -1,19 +1,15 @@
-"""The checkpoints of a job in durable storage: written, entered into the job's log, published, deleted."""
+"""The checkpoints of a job in durable storage: written, entered into the job's log, deleted."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Iterable
-from functools import partial
 
 from strandline.checkpoint.decisions import CompletionPlan
-from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SinkFile, encode
+from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, encode
 from strandline.errors import AlreadyExistsError, CheckpointError, FencedError, StorageError
-from strandline.runtime.driver.restore.sink_files import publish
-from strandline.runtime.driver.restore.sink_owner import check_still_owner
 from strandline.runtime.driver.restore.takeover import Claim
-from strandline.storage import Storage
 from strandline.storage.external import delete_files
 
 log = logging.getLogger(__name__)
@@ -37,7 +33,6 @@ class DurableCheckpoints:
         self._job_log = claim.store
         self._storage = claim.storage
         self._paths = claim.paths
-        self._sinks = claim.sinks
         self._deleting = threading.Lock()
         self._left_over: list[str] = []
         """Files that could not be deleted yet."""
@@ -79,21 +74,6 @@ class DurableCheckpoints:
         self._job_log.complete(
             number, self._paths.metadata(number), plan.metadata.batch_id, plan.retained, plan.dropped
         )
-
-    def publish(self, files: Iterable[SinkFile]) -> None:
-        """Make the rows of a completed checkpoint visible.
-
-        The log entry is won, so this has to happen. If storage refuses, the run fails and its restart publishes them.
-        Raises `FencedError` if the folder of a sink was handed to a job with another checkpoint directory.
-        """
-        files = list(files)
-        for sink, storage in self._sinks.items():
-            of_sink = [file for file in files if file.sink == sink]
-            self._retries.call(f"job {self._paths.job}: publishing", partial(self._publish, storage, of_sink))
-
-    def _publish(self, sink: Storage, files: list[SinkFile]) -> None:
-        check_still_owner(sink, self._paths.job, self._job_log.job_log)
-        publish(sink, files)
 
     def tidy_up(self, handles: Iterable[FileHandle], dropped: Iterable[int] = ()) -> None:
         """Delete files that no checkpoint needs, and then the metadata of dropped checkpoints.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 QUERY_ID = "sql.streaming.queryId"
 """The local property with which Spark names the query of the running batch."""
 _WATERMARK_NODE = "EventTimeWatermark"
+_PREFIX = "strandline.source."
 
 
 def observed(frame: DataFrame, column: str, source: int, number: int = 0) -> DataFrame:
@@ -89,4 +90,12 @@ def _seen(metrics: list[Any]) -> Seen:
 
 
 def _name(source: int, number: int) -> str:
-    return f"strandline.source.{source}.{number}"
+    return f"{_PREFIX}{source}.{number}"
+
+
+def watermark_of(node: Any) -> tuple[int, int] | None:
+    """The source and the number of the watermark that a node of a logical plan observes; None for another node."""
+    if node.nodeName() != "CollectMetrics" or not str(node.name()).startswith(_PREFIX):
+        return None
+    source, _, number = str(node.name()).removeprefix(_PREFIX).partition(".")
+    return int(source), int(number)

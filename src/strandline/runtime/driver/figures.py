@@ -60,6 +60,28 @@ class SourceFigures(Facts, frozen=True):
     offsets_behind: int | None = None
 
 
+class SinkFigures(Facts, frozen=True):
+    """One exactly-once sink.
+
+    Attributes:
+        place: Its target: a folder, a table, a topic.
+        rows: Rows that it has published since the run began.
+        last_checkpoint: The last checkpoint whose rows it has published; 0 before the first.
+        last_commit_ms: How long that took.
+        staged_bytes: Rows that wait for it, and that no completed checkpoint covers yet.
+        failures_in_row: How often the commit that is under way has failed; 0 if none has.
+        error: The last failure of that commit, in one line.
+    """
+
+    place: str
+    rows: int = 0
+    last_checkpoint: int = 0
+    last_commit_ms: float = 0.0
+    staged_bytes: int = 0
+    failures_in_row: int = 0
+    error: str = ""
+
+
 class StepFigures(Facts, frozen=True):
     """One stateful step, summed over its subtasks.
 
@@ -99,8 +121,8 @@ class RunFigures(Facts, frozen=True):
         batches: Micro-batches that the current generation has committed.
         rows: Rows that the run has read from its sources. Each row counts once, however many steps read it. Spark
             counts them, and reports them just after the batch is committed.
-        rows_out: Rows that the run has given to its sinks: those in Parquet files, and those of the steps whose output
-            goes to a `ForeachBatchSink`.
+        rows_out: Rows that the run has given to its sinks: those staged for exactly-once sinks, once for each sink that
+            gets them, and those of the steps whose output goes to a `ForeachBatchSink` or `CallbackSink`.
         rows_per_second: `rows` per second, over the batches that ended in the last minute.
         rows_out_per_second: `rows_out` per second, likewise.
         batch_duration_ms: How long the last batch took, from its start to its commit.
@@ -115,6 +137,10 @@ class RunFigures(Facts, frozen=True):
         restore: What it took to bring the state back when the current generation started.
         state_memory: The memory budget of the state, and its use.
         changelog: What the changelog holds and costs; None if the changelog is off.
+        sinks: The exactly-once sinks, by their places.
+        held_up_s: For how many seconds batches have been waiting for a sink that is behind; 0 if they do not wait.
+        silent_source: The description of a source that does not answer when Spark asks it for new rows; else empty.
+        silent_s: For how many seconds it has not answered; 0 if all sources answer within ten seconds.
     """
 
     status: RunStatus
@@ -139,6 +165,10 @@ class RunFigures(Facts, frozen=True):
     restore: RestoreFigures = RestoreFigures()
     state_memory: StateMemory = StateMemory()
     changelog: ChangelogFigures | None = None
+    sinks: tuple[SinkFigures, ...] = ()
+    held_up_s: float = 0.0
+    silent_source: str = ""
+    silent_s: float = 0.0
 
     def __repr__(self) -> str:
         facts = [

@@ -6,18 +6,24 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from strandline.errors import StrandlineError
-from strandline.runtime.driver.batches import BatchFunction, error_in_task
+from strandline.runtime.driver.batches import LOOK_EVERY, Batches
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Cluster
+from strandline.runtime.driver.draining import Drain
 from strandline.runtime.driver.figures import RestoreFigures
+from strandline.runtime.driver.first_offsets import FirstOffsets
 from strandline.runtime.driver.progress import BEFORE_ALL, RunProgress, mark_of, reports_after
 from strandline.runtime.driver.recoveries import Recovery, first_line
 from strandline.runtime.driver.scratch_folder import ScratchFolder
+from strandline.runtime.driver.source_failures import failure_in_planning
+from strandline.runtime.driver.source_watch import Silence, SourceWatch
+from strandline.runtime.driver.spark_failures import bad_value, error_in_task
 from strandline.runtime.driver.spark_logs import interrupts_silenced
 from strandline.runtime.liveness.threads import BackgroundThread
 from strandline.runtime.protocol.figures import ChangelogFigures
@@ -49,19 +55,23 @@ class Generation:
         opened: Recovery,
         query: StreamingQuery,
         start_query: Callable[[], StreamingQuery],
-        batch_function: BatchFunction,
+        batches: Batches,
         checkpoints: Checkpoints,
         cluster: Cluster,
         scratch: ScratchFolder,
         clock: Clock,
         state_memory: int,
         progress: RunProgress,
+        drain: Drain,
+        topics: Sequence[str] = (),
+        first_offsets: FirstOffsets | None = None,
     ) -> None:
+        """`topics` are what Kafka sources read, for messages. `first_offsets` learns where they began."""
         self.number = number
         self.parallelism = parallelism
         self.opened = opened
         """What the slots read when they were started, and how long that took."""
-        self.batch_function = batch_function
+        self.batches = batches
         self.checkpoints = checkpoints
         self._query = query
         self._start_query = start_query
@@ -70,6 +80,9 @@ class Generation:
         self._clock = clock
         self._state_memory = state_memory
         self._progress = progress
+        self._drain = drain
+        self._topics = topics
+        self._first_offsets = first_offsets
         self._reported = BEFORE_ALL
         """The last of Spark's reports that was read."""
         self._looking = threading.Lock()
@@ -77,6 +90,12 @@ class Generation:
         self._closed = threading.Event()
         self._figures = BackgroundThread("figures", self._take_figures, self._figures_failed)
         self._dead_thread: StrandlineError | None = None
+        self._source_watch = SourceWatch(
+            cluster.run.job, lambda: str(self._query.status["message"]), time.monotonic, self._tell_silence
+        )
+
+    def _tell_silence(self, silence: Silence | None) -> None:
+        self._progress.silence = silence
 
     def start_figures(self) -> None:
         """Take figures once a second from now on."""
@@ -91,13 +110,19 @@ class Generation:
 
     def watch(self, asked_to_end: Callable[[], bool]) -> StrandlineError | None:
         """Wait for the end. Returns the failure; None if the sources are drained or `asked_to_end` returns True."""
+        try:
+            return self._watch(asked_to_end)
+        finally:
+            self._source_watch.close()
+
+    def _watch(self, asked_to_end: Callable[[], bool]) -> StrandlineError | None:
         while not asked_to_end():
             failure = self._failure()
             if failure is not None:
                 return failure
             if not self._query.isActive:
                 failure = self._failure()
-                if failure is not None or not self._clock.watermark_moved():
+                if failure is not None or self._clock.ticks is None or not self._clock.watermark_moved():
                     return failure
                 self.read_reports()  # of the query that has ended
                 self._clock.tick()  # the sources are drained, but their last rows moved the watermark
@@ -106,6 +131,10 @@ class Generation:
             if failure is not None:
                 return failure
             self._clock.tick_if_due()
+            if self.batches.entered:
+                self._source_watch.answered()
+            else:
+                self._source_watch.look()
             time.sleep(0.1)
         return None
 
@@ -116,34 +145,36 @@ class Generation:
             return self.checkpoints.failure
         if self._cluster.failure is not None:
             return self._cluster.failure
-        if self.batch_function.failure is not None:
-            return self.batch_function.failure
+        if self.batches.failure is not None:
+            return self.batches.failure
         if not self._query.isActive:
             error = self._query.exception()
             if error is not None:
                 text = str(error)
-                return error_in_task(text) or StrandlineError(f"the query failed: {text}")
+                where = f"job {self._cluster.run.job}"
+                known = error_in_task(text) or bad_value(where, text)
+                return known or failure_in_planning(where, text, self._topics)
         return None
 
     def _replace_lost_slots(self, asked_to_end: Callable[[], bool]) -> StrandlineError | None:
         """Replace lost slots between two batches, when no batch would notice the loss. Returns the failure."""
         if not self._cluster.suspects():
             return None
-        if not self.batch_function.busy.acquire(blocking=False):
+        if not self.batches.busy.acquire(blocking=False):
             self._give_up_silent()
             return None
         try:
-            self.batch_function.recover(asked_to_end)
+            self.batches.recover(asked_to_end)
             return None
         except StrandlineError as error:
             return error
         finally:
-            self.batch_function.busy.release()
+            self.batches.busy.release()
 
     def _give_up_silent(self) -> None:
         """While a batch runs, it notices a lost slot by itself, but not a frozen one behind a frozen task manager."""
         if self._cluster.give_up_silent():
-            self.batch_function.interrupt()
+            self.batches.interrupt()
 
     def hold(self, check: Callable[[], None]) -> None:
         """Wait for the running batch to end, and let no other begin. If `check` raises an error, the wait is over."""
@@ -152,12 +183,41 @@ class Generation:
             check()
             self._give_up_silent()
 
-        self.batch_function.hold(meanwhile)
+        self.batches.hold(meanwhile)
+
+    def drain(self, check: Callable[[], None]) -> None:
+        """After `hold`: move event time to its end, so that all windows close and all event-time timers fire.
+
+        No checkpoint begins until that is done. So if the drain fails, nothing of it is durable or visible. If `check`
+        raises an error, the drain ends. Raises `StrandlineError` if the drain fails.
+        """
+        last = self.checkpoints.last_spark_batch
+        if last is None:
+            return  # no step has any state
+        ended: Future[None] = Future()
+
+        def work() -> None:
+            try:
+                self._drain.run(last, check)
+                ended.set_result(None)
+            except StrandlineError as error:
+                ended.set_exception(error)
+            except Exception as error:  # noqa: BLE001 - Spark raises many types
+                ended.set_exception(StrandlineError(f"the drain failed: {type(error).__name__}: {error}"))
+
+        self.checkpoints.suspend()
+        threading.Thread(target=work, daemon=True, name="drain").start()
+        while not ended.done():
+            check()
+            self._give_up_silent()
+            wait((ended,), LOOK_EVERY)
+        ended.result()
+        self.checkpoints.resume()
 
     def heal(self) -> None:
         """Wait for the running batch to end, and replace lost slots."""
-        with self.batch_function.between_batches(self._give_up_silent):
-            self.batch_function.recover()
+        with self.batches.between_batches(self._give_up_silent):
+            self.batches.recover()
 
     def has_failed(self, patience: float) -> bool:
         """Whether this generation fails or ends within `patience` seconds."""
@@ -175,6 +235,8 @@ class Generation:
         self._query.processAllAvailable()
         # Timers that these rows made due fire, too, and so do the timers that those timers set.
         while self._clock.watermark_moved() or self._clock.event_timer_due():
+            if self._closed.is_set():  # a query that was stopped has processed all, as it says
+                raise StrandlineError(f"generation {self.number} ended while its rows were processed")
             self._clock.tick()
             self._query.processAllAvailable()
         self.checkpoints.cover()
@@ -203,6 +265,7 @@ class Generation:
         total = None if changelogs is None else ChangelogFigures.total(list(changelogs.values()))
         samples = self._cluster.slot_samples(changelogs or {})
         self._progress.sampled(self.number, samples, self._state_memory, total)
+        self._progress.sinks.staged(self.checkpoints.staged_bytes())
 
     def settle_figures(self, patience: float = REPORT_PATIENCE) -> None:
         """Take the last figures, after `hold`. Spark reports on the last batch as soon as the batch function ends."""
@@ -227,14 +290,18 @@ class Generation:
         began = time.monotonic()
         self._closed.set()
         self.read_reports()
-        self.batch_function.end(self._stop_query, lambda: self._query.isActive, patience)
+        self.batches.end(self._stop_query, lambda: self._query.isActive, patience)
         left = None if patience is None else max(LEAST_PATIENCE, began + patience - time.monotonic())
         self.checkpoints.close(left)
-        self._scratch.remove()
+        try:
+            if self._first_offsets is not None:
+                self._first_offsets.remember(self._scratch.path)
+        finally:
+            self._scratch.remove()
 
     def _would_print(self) -> bool:
         """Whether Spark plans a batch or notes its end. Interrupted there, while it writes files, it prints traces."""
-        return not self.batch_function.entered and bool(self._query.status["isTriggerActive"])
+        return not self.batches.entered and bool(self._query.status["isTriggerActive"])
 
     def _stop_query(self) -> None:
         deadline = time.monotonic() + QUIET_PATIENCE

@@ -13,6 +13,7 @@ from strandline.runtime.driver.cluster import CLOSE_PATIENCE, Cluster
 from strandline.runtime.driver.cluster_setup import make_cluster
 from strandline.runtime.driver.events import CheckpointEnded, Progressed, Recovered, RunEvent
 from strandline.runtime.driver.figures import RestoreFigures
+from strandline.runtime.driver.first_offsets import FirstOffsets
 from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.opening import GenerationRequest, RunContext, open_generation
 from strandline.runtime.driver.plan import Graph
@@ -37,13 +38,13 @@ class GenerationCounts:
 
     def plus(self, generation: Generation) -> GenerationCounts:
         """These counts, and those of the next generation."""
-        work = generation.batch_function
+        work = generation.batches
         return GenerationCounts(
             self.rounds_repeated + work.rounds_repeated,
             self.replaced_slots + work.replaced_slots,
             generation.number,
             generation.parallelism,
-            work.batches,
+            work.committed,
             generation.restore,
         )
 
@@ -67,6 +68,7 @@ class Generations:
         self.cluster: Cluster | None = None
         self.history = CheckpointHistory(on_end=lambda stats: on_event(CheckpointEnded(stats)))
         self.progress = RunProgress(job, lambda report: on_event(Progressed(report)))
+        self._first_offsets = FirstOffsets()
         self._job = job
         self._spark = spark
         self._graph = graph
@@ -100,6 +102,7 @@ class Generations:
             self.progress,
             available_now=self._available_now,
             allow_non_restored=self._allow_non_restored,
+            first_offsets=self._first_offsets,
             on_claim=self._claimed,
         )
         request = GenerationRequest(

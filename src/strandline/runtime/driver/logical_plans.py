@@ -71,6 +71,16 @@ def all_support_available_now(frame: DataFrame) -> bool:
     )
 
 
+def kafka_topics(frame: DataFrame) -> list[str]:
+    """The topics that a plan reads, as the options of its Kafka sources name them."""
+    found = []
+    for leaf in streams_of(frame):
+        if leaf.nodeName() == "StreamingRelationV2" and str(leaf.sourceName()) == "kafka":
+            named = (leaf.extraOptions().get(option) for option in ("subscribe", "subscribePattern", "assign"))
+            found += [str(name) for name in named if name is not None]
+    return found
+
+
 def source_problems(frame: DataFrame) -> list[str]:
     """The reasons why a DataFrame cannot be the source of a job, found in its plan."""
     problems = []
@@ -84,7 +94,7 @@ def source_problems(frame: DataFrame) -> list[str]:
         if streaming and (name in _KEEPING_STATE or (name == "Join" and len(streaming) == 2)):
             problems.append(
                 f"it contains Spark's own stateful operator {name}, whose state our checkpoints do not cover; "
-                "use key_by(...) with aggregate(...) or process(...) instead"
+                "use key_by(...) with aggregate(...), deduplicate(...) or process(...) instead"
             )
         if name == "StreamingRelation":
             option = node.dataSource().options().get("cleanSource")

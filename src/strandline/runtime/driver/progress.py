@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from strandline.runtime.driver.figures import SourceFigures, StateMemory, StepFigures
+from strandline.runtime.driver.sink_progress import SinkProgress
 from strandline.runtime.driver.slot_samples import SlotSample
+from strandline.runtime.driver.source_watch import Silence
 from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.messages import BatchTime
 from strandline.runtime.protocol.slot_calls import OperatorFigures, RowCounts
@@ -30,8 +32,19 @@ KEPT_REPORTS = 100
 """How many reports `recent` gives, as many as Spark keeps."""
 KEPT_BATCHES = 10_000
 """For how many batches it is known what they counted. A run that goes back further counts some rows again."""
+REALTIME_SOURCE = "Kafka, in real time"
+"""The description of a stream in real time."""
 RATE_SECONDS = 60.0
 """Over how many seconds rates are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRead:
+    """What an epoch has read of one stream."""
+
+    rows: int
+    end: Any
+    """Where the stream stands, in the form of Spark's offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +52,8 @@ class BatchWork:
     """A committed batch: when it ran, by `time.monotonic`, and the rows of each step."""
 
     batch: int
-    spark_batch: int
+    spark_batch: int | None
+    """Its number in Spark's query; None for a batch of a drain, on which Spark does not report."""
     time: BatchTime
     began: float
     ended: float
@@ -48,6 +62,8 @@ class BatchWork:
     """Rows in Parquet files."""
     reads: Mapping[int, int] = field(default_factory=dict)
     """How often the batch read each source. One that is missing was read at each of its places; see `SourceReads`."""
+    read: Mapping[int, StreamRead] = field(default_factory=dict)
+    """What an epoch has read of each stream. Spark does not report on epochs."""
 
     @property
     def watermark_ms(self) -> int | None:
@@ -70,7 +86,7 @@ class Shape:
     places: tuple[int, ...]
     """The source of each place at which the plan reads one; see `Graph.source_places`."""
     steps_of_functions: frozenset[str] = frozenset()
-    """The steps whose output goes to a `ForeachBatchSink`."""
+    """The steps whose output goes to the function of a sink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +117,10 @@ class RunProgress:
         self._on_report = on_report
         self._lock = threading.Lock()
         self._began = time.monotonic()
+        self.sinks = SinkProgress()
+        """What the sinks have got."""
+        self.silence: Silence | None = None
+        """The source for which the query waits; None if it does not wait for long."""
         self._shape = Shape(0, 0, -1, ())
         self._batches: deque[_Counted] = deque(maxlen=KEPT_BATCHES)
         self._unreported: dict[int, _Counted] = {}
@@ -138,11 +158,15 @@ class RunProgress:
             given = sum(counts.rows_out for uid, counts in work.steps.items() if uid in passed_on)
             counted = _Counted(work, work.written_rows + given)
             self._batches.append(counted)
-            self._unreported[work.spark_batch] = counted
+            report = self._note_read(counted) if work.read else None
+            if work.spark_batch is not None:
+                self._unreported[work.spark_batch] = counted
             self._last = work
             self._rows_out += counted.rows_out
             for uid, counts in work.steps.items():
                 self._steps[uid] = self._steps.get(uid, RowCounts()).plus(counts)
+        if report is not None:
+            self._on_report(report)
 
     def reported(self, generation: int, spark: Mapping[str, Any]) -> None:
         """Spark has reported on a batch of a generation, in the form of its `StreamingQueryProgress.json`."""
@@ -259,6 +283,32 @@ class RunProgress:
             size.memory_bytes,
             size.estimated_keys,
         )
+
+    def _note_read(self, counted: _Counted) -> dict[str, Any]:
+        """Count what an epoch has read. Returns a report on it, in the form of Spark's."""
+        work = counted.work
+        seconds = max(work.ended - work.began, 1e-6)
+
+        def figures(rows: int) -> dict[str, Any]:
+            return dict(zip(_ROW_FIELDS, (rows, rows / seconds, rows / seconds), strict=True))
+
+        sources = []
+        for number, read in sorted(work.read.items()):
+            counted.rows_in[number] = read.rows
+            self._rows_in[number] += read.rows
+            before = self._sources.get(number)
+            self._sources[number] = SourceFigures(REALTIME_SOURCE, 0, read.end, None)
+            start = before.offset if before is not None else None
+            told = {"description": REALTIME_SOURCE, "startOffset": start, "endOffset": read.end, "latestOffset": None}
+            sources.append({**told, **figures(read.rows)})
+        spark = {
+            "timestamp": _iso(work.time.processing_ms),
+            "durationMs": {"triggerExecution": round(seconds * 1000)},
+            **figures(counted.rows_in.total()),
+        }
+        report = self._report(spark, counted, sources)
+        self._reports.append(report)
+        return report
 
     def _read_sources(self, spark: Mapping[str, Any], counted: _Counted) -> list[dict[str, Any]]:
         """Count the rows of each source once, and note where it stands. Returns Spark's facts, corrected."""

@@ -31,7 +31,7 @@ class RescaleRequest:
             time=self.began.time,
             parallelism_before=old.parallelism,
             parallelism=self.parallelism,
-            batch=old.batch_function.decided,
+            batch=old.batches.decided,
             duration_ms=self.began.ms_until(),
             pause_ms=self.held.ms_until(),
             checkpoint_ms=self.held.ms_until(self.covered.steady),

@@ -39,6 +39,7 @@ from strandline.runtime.driver.restore.savepoints import SavepointFormat, Savepo
 from strandline.runtime.driver.restore.takeover import Restore
 from strandline.runtime.driver.run_figures import run_figures
 from strandline.runtime.driver.run_records import RunRecords
+from strandline.runtime.driver.sink_functions import refuse_in_sink_function
 from strandline.runtime.driver.slot_samples import SlotSample
 from strandline.runtime.driver.status import RunStatus
 from strandline.runtime.protocol.logs import LogText
@@ -163,7 +164,7 @@ class Run:
             while not self._done.is_set():
                 generation = self._generations.current
                 assert generation is not None
-                failure = generation.watch(lambda: self._end_requested or self._rescale_request is not None)
+                failure = self._watch(generation)
                 if self._end_requested:
                     return  # `stop` or `cancel` ends the run
                 if failure is None and self._rescale_request is not None:
@@ -184,6 +185,13 @@ class Run:
             opened = self._generations.current
             if self._done.is_set() and opened is not None:  # the run was cancelled while a generation was opened
                 self._generations.close(opened)
+
+    def _watch(self, generation: Generation) -> StrandlineError | None:
+        """Wait for the end of a generation, or for a request to end or rescale it. Returns the failure."""
+        try:
+            return generation.watch(lambda: self._end_requested or self._rescale_request is not None)
+        except StrandlineError as error:
+            return error
 
     def _replace_generation(self, generation: Generation, request: RescaleRequest) -> StrandlineError | None:
         """Replace a generation, between two batches, by one with another parallelism.
@@ -206,7 +214,7 @@ class Run:
         except StrandlineError as error:
             self.records.failed("rescale", error)
             request.result.set_exception(error)
-            generation.batch_function.go_on()
+            generation.batches.go_on()
             return None
         failure = self._open_rescaled(generation, request)
         if failure is not None:
@@ -290,17 +298,20 @@ class Run:
         self._end(self._generations.current, RunStatus.FAILED)
 
     def _end(self, generation: Generation | None, status: RunStatus, patience: _Patience = AS_LONG_AS_IT_TAKES) -> None:
-        if generation is not None:
-            self._generations.close(generation, patience.generation)
-        self._generations.close_cluster(patience.cluster)
-        self._set_status(status)
-        self._on_event(Terminated())
-        self._done.set()
+        try:
+            if generation is not None:
+                self._generations.close(generation, patience.generation)
+            self._generations.close_cluster(patience.cluster)
+        finally:
+            self._set_status(status)
+            self._on_event(Terminated())
+            self._done.set()
 
     # --- what the user asks ------------------------------------------------------------------------
 
     def process_all_available(self) -> None:
         """Return once all rows that are there now are processed and covered by a completed checkpoint."""
+        refuse_in_sink_function(self.name, "process_all_available()")
         if self._available_now:
             self.await_termination(None)
             return
@@ -355,6 +366,8 @@ class Run:
 
     def await_termination(self, timeout: float | None) -> bool:
         """Wait until the run ends; False if it still runs after `timeout` seconds. Raises its error if it failed."""
+        if timeout is None:
+            refuse_in_sink_function(self.name, "await_termination()")
         ended = self._done.wait(timeout)
         self._raise_if_failed()
         return ended
@@ -382,11 +395,7 @@ class Run:
 
     def trigger_checkpoint(self, full: bool = False) -> CheckpointStats:
         """Take a checkpoint now, and return when it is complete. A `full` one uploads the whole state."""
-        if full and self._config.changelog:
-            raise ConfigError(
-                f"job {self.name!r} has a changelog, so its checkpoints build on the last materialization; for a copy "
-                "of the whole state, take a savepoint"
-            )
+        refuse_in_sink_function(self.name, "trigger_checkpoint()")
         taken = self._in_generation(lambda generation: generation.checkpoints.take(full=full))
         if taken is None:
             raise CheckpointError(
@@ -396,10 +405,13 @@ class Run:
 
     def rescale(self, parallelism: int, step: Step) -> Rescaling:
         """Continue with another parallelism, and return once the new generation runs."""
-        self._config.replace(parallelism=parallelism)  # raises `ConfigError` for a parallelism that is not possible
+        refuse_in_sink_function(self.name, "rescale()")
+        wanted = self._config.replace(parallelism=parallelism).parallelism  # it may be given as text
+        if wanted is None:
+            raise ConfigError(f"job {self.name!r}: a rescale needs the number of subtasks")
         if self._available_now:
             raise ConfigError("a run with available_now=True cannot be rescaled; start it with another parallelism")
-        request = RescaleRequest(parallelism, step)
+        request = RescaleRequest(wanted, step)
         with self._status_changed:
             if self._rescale_request is not None:
                 raise StrandlineError(f"job {self.name!r} is being rescaled already")
@@ -414,6 +426,7 @@ class Run:
 
     def savepoint(self, directory: str | None, format_: SavepointFormat) -> str:
         """Write a savepoint into a new folder in `directory`, or in `savepoint_dir`, and return the folder's path."""
+        refuse_in_sink_function(self.name, "savepoint()")
         directory = directory or self._config.savepoint_dir
         if directory is None:
             raise ConfigError(
@@ -435,11 +448,20 @@ class Run:
             raise CheckpointError(
                 f"job {self.name!r} has not processed anything yet, so there is nothing to make a savepoint of"
             )
+        if generation.checkpoints.staged_bytes():
+            # The savepoint counts on rows that are only staged. Whoever restores it later must find them published.
+            generation.checkpoints.cover(heal)
         assert taken.path is not None
         return taken.path
 
-    def stop(self, savepoint_dir: str | None = None, format_: SavepointFormat = "canonical") -> str | None:
-        """Finish the batch, take a last checkpoint, and end. With `savepoint_dir`, returns the path of a savepoint."""
+    def stop(
+        self, savepoint_dir: str | None = None, format_: SavepointFormat = "canonical", *, drain: bool = False
+    ) -> str | None:
+        """Finish the batch, take a last checkpoint, and end. With `savepoint_dir`, returns the path of a savepoint.
+
+        With `drain`, event time moves to its end before the last checkpoint.
+        """
+        refuse_in_sink_function(self.name, "stop()")
         if savepoint_dir is not None and not self.status.ended:
             # Once the run has begun to end, it cannot go on. So a wrong directory must be noticed before.
             self._savepoint_target(savepoint_dir, format_).try_out()
@@ -447,12 +469,20 @@ class Run:
 
         def finish(generation: Generation) -> None:
             generation.hold(self._check_not_cancelled)
+            if drain:
+                generation.drain(self._check_not_cancelled)
             generation.checkpoints.take_tolerantly(generation.heal)
             if savepoint_dir is not None:
                 made.append(self._savepoint(generation, savepoint_dir, format_, generation.heal))
             generation.settle_figures()
 
-        self._end_on_request(RunStatus.STOPPED, finish)
+        # Between two generations there is nothing to finish. A savepoint and a drain need one all the same.
+        self._end_on_request(RunStatus.STOPPED, finish, reopens=drain or savepoint_dir is not None)
+        if savepoint_dir is not None and not made:
+            raise JobFailedError(
+                f"job {self.name!r} was ended by somebody else meanwhile, and no savepoint was made: it is "
+                f"{self.status}. Its newest checkpoint holds what it processed; start it again to take a savepoint"
+            )
         return made[0] if made else None
 
     def _check_not_cancelled(self) -> None:
@@ -465,6 +495,7 @@ class Run:
         Returns within ten seconds even if some process of the run is frozen. Checkpoints get up to a minute more to be
         deleted.
         """
+        refuse_in_sink_function(self.name, "cancel()")
         self._end_requested = self._cancel_requested = True
         if self._generations.cluster is not None and not self._done.is_set():
             self._generations.cluster.abandon()
@@ -481,11 +512,17 @@ class Run:
             log.warning("job %s: its checkpoints are not deleted; start and cancel it once more", self.name)
 
     def _end_on_request(
-        self, status: RunStatus, last_acts: Callable[[Generation], None], patience: _Patience = AS_LONG_AS_IT_TAKES
+        self,
+        status: RunStatus,
+        last_acts: Callable[[Generation], None],
+        patience: _Patience = AS_LONG_AS_IT_TAKES,
+        *,
+        reopens: bool = False,
     ) -> None:
         """End the run. The supervisor ends first, so that it does not restart the generation meanwhile.
 
-        What takes longer than `patience` allows ends in the background.
+        What takes longer than `patience` allows ends in the background. If the run waits for a restart and `reopens`,
+        it is restarted for `last_acts`.
         """
         self._end_requested = True
         began = time.monotonic()
@@ -502,6 +539,8 @@ class Run:
                 return
             generation = self._generations.current
             try:
+                if generation is None and reopens:
+                    generation = self._reopened()
                 if generation is not None:
                     last_acts(generation)
             except StrandlineError as error:
@@ -513,6 +552,16 @@ class Run:
         finally:
             if alone:
                 self._ending.release()
+
+    def _reopened(self) -> Generation | None:
+        """A generation from the last checkpoint, for a run that waited for its restart when it was asked to end."""
+        try:
+            self._open_generation()
+        except StrandlineError:
+            raise
+        except Exception as error:
+            raise StrandlineError(f"job {self.name}: {type(error).__name__}: {error}") from error
+        return self._generations.current
 
     def query(self, uid: str, state: str | None, key: Any, timeout: float) -> Any:
         """What the step `uid` keeps for one key, as of the last commit. Waits through restarts, up to `timeout`."""

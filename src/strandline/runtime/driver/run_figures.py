@@ -12,7 +12,7 @@ from strandline.runtime.driver.status import RunStatus
 
 def run_figures(status: RunStatus, restarts: int, counts: GenerationCounts, progress: RunProgress) -> RunFigures:
     """The figures of a run, from what its generations and its progress have counted."""
-    last, steps, sizes = progress.last, progress.steps(), progress.sizes
+    last, steps, sizes, silence = progress.last, progress.steps(), progress.sizes, progress.silence
     rows_per_second, rows_out_per_second = (0.0, 0.0) if status.ended else progress.rates(time.monotonic())
     return RunFigures(
         status=status,
@@ -37,6 +37,10 @@ def run_figures(status: RunStatus, restarts: int, counts: GenerationCounts, prog
         restore=counts.restore,
         state_memory=sizes.memory,
         changelog=sizes.changelog,
+        sinks=progress.sinks.figures(),
+        held_up_s=progress.sinks.held_up_s,
+        silent_source=silence.source if silence is not None else "",
+        silent_s=silence.seconds if silence is not None else 0.0,
     )
 
 

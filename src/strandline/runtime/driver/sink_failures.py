@@ -39,7 +39,7 @@ def is_spark_failure(error: BaseException) -> bool:
 
 
 def function_failure(where: str, error: BaseException) -> StrandlineError:
-    """The error to raise for an exception that came out of the function of a `ForeachBatchSink`.
+    """The error to raise for an exception that came out of the function of a sink.
 
     `SinkError` leads to the restart strategy; `UserCodeError` and `StorageRefusedError` end the run.
     """
@@ -47,16 +47,13 @@ def function_failure(where: str, error: BaseException) -> StrandlineError:
 
     text = user_traceback(error)
     if isinstance(error, PermissionError):
-        return StorageRefusedError(
-            f"{where}: the function of a ForeachBatchSink was refused access: {cause_line(error)}\n{text}"
-        )
+        return StorageRefusedError(f"{where}: the function of a sink was refused access: {cause_line(error)}\n{text}")
     meant_to_end = not isinstance(error, (Exception, CancelledError))
     if meant_to_end or isinstance(error, (*WRONG_CODE, AnalysisException)):
         return UserCodeError(
-            f"{where}: the function of a ForeachBatchSink raised {cause_line(error)}; a restart would raise it "
-            f"again\n{text}"
+            f"{where}: the function of a sink raised {cause_line(error)}; a restart would raise it again\n{text}"
         )
-    return SinkError(f"{where}: the function of a ForeachBatchSink raised {cause_line(error)}\n{text}")
+    return SinkError(f"{where}: the function of a sink raised {cause_line(error)}\n{text}")
 
 
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t]+.*\n|\n)+(?P<kind>[\w.]+)(?:: .*)?$", re.M)

@@ -7,29 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-_SHELL = "org.apache.hadoop.util.Shell"
-"""Logs a stack trace if the thread of a query is interrupted while it makes a file."""
+_QUIETER: Final = {
+    # A stack trace if the thread of a query is interrupted while it makes a file.
+    "org.apache.hadoop.util.Shell": "ERROR",
+    # A stack trace for every task that is stopped while it writes, and tasks in real time always are.
+    "org.apache.spark.util.Utils": "OFF",
+    "org.apache.spark.sql.execution.datasources.v2.DataWritingSparkTask": "OFF",
+    "org.apache.spark.sql.execution.datasources.v2.WriteToDataSourceV2Exec": "OFF",
+}
+"""Loggers, each with the level that it gets."""
 
 
 @contextmanager
 def interrupts_silenced(context: SparkContext) -> Iterator[None]:
-    """While a query is stopped: it notes the end of its batch with the interrupt pending."""
+    """While a query is stopped: it notes the end of its batch with the interrupt pending, and its tasks end."""
     from py4j.protocol import Py4JError
 
     jvm: Any = context._jvm
+    before: dict[str, Any] = {}
     try:
-        levels = jvm.org.apache.logging.log4j.core.config.Configurator
-        before = jvm.org.apache.logging.log4j.LogManager.getLogger(_SHELL).getLevel()
-        levels.setLevel(_SHELL, jvm.org.apache.logging.log4j.Level.ERROR)
+        log4j = jvm.org.apache.logging.log4j
+        levels = log4j.core.config.Configurator
+        for name, level in _QUIETER.items():
+            before[name] = log4j.LogManager.getLogger(name).getLevel()
+            levels.setLevel(name, log4j.Level.toLevel(level))
     except (Py4JError, TypeError):
         yield
         return
     try:
         yield
     finally:
-        levels.setLevel(_SHELL, before)
+        for name, level in before.items():
+            levels.setLevel(name, level)

@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from strandline.checkpoint.metadata import Milliseconds, SourcePosition, Times
+from strandline.decoding import json_decoder
 from strandline.errors import CheckpointError
 from strandline.runtime.driver.watermarks import WatermarkPlan
 
@@ -67,6 +68,6 @@ def _entry(position: SourcePosition, name: str, kind: type[Entry]) -> Entry:
 
 def _decoded(entry: bytes, kind: type[Entry], where: str) -> Entry:
     try:
-        return msgspec.json.decode(entry.split(b"\n")[1], type=kind)
+        return json_decoder(kind).decode(entry.split(b"\n")[1])
     except (IndexError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{where}, an entry of Spark's offset log or commit log, is damaged: {error}") from error

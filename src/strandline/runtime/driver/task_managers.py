@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.liveness.processes import kill_task_manager
 from strandline.runtime.liveness.silence import Silence
+from strandline.runtime.liveness.threads import map_with_caller
 from strandline.runtime.protocol.address import host_identity
 from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.coordinator_calls import Heartbeat, Registration
@@ -67,6 +68,7 @@ class TaskManagers:
         """Those that were lost, or are not wanted any more, and why. Their executors get other ones."""
         self._timeout = timeout
         self._abandoned = False
+        self._ended = False
         self._known: dict[str, RegisteredTaskManager] = {}
         self._pool = ThreadPoolExecutor(32, thread_name_prefix="task-manager-calls")
 
@@ -140,9 +142,11 @@ class TaskManagers:
 
         if self._abandoned:
             return [SlotLostError("the run ends") for _identity in requests]
+        if self._ended:
+            return [SlotLostError("the run has ended") for _identity in requests]
         try:
-            return list(self._pool.map(one, requests))
-        except RuntimeError:  # the pool is shut down
+            return map_with_caller(self._pool, one, requests)
+        except RuntimeError:  # the pool was shut down meanwhile
             return [SlotLostError("the run has ended") for _identity in requests]
 
     def ask_slots(
@@ -185,6 +189,7 @@ class TaskManagers:
                 one.kill()
                 one.client.abandon()
         pool.shutdown(wait=False)
+        self._ended = True
         self._pool.shutdown(wait=False)
 
 

@@ -6,9 +6,10 @@ are refused. The process implements the class. Its client is a subclass, too: th
 method and the request to `Client.carry_out`.
 
 A call whose deadline is at most `QUICK` is one message and one reply, and is made again when its connection breaks: it
-may be carried out twice. A longer call is a ticket. Its caller names it, the other process carries it out once, in a
-thread, and answers every `STILL_AT_IT` seconds that it is still at it. So no reply is waited for longer than a few
-seconds, and a process that is silent is noticed, however long the work takes.
+may be carried out twice. A longer call is a ticket. Its caller names it, and the other process carries it out once. A
+caller that has no reply after `STILL_AT_IT` seconds asks again, and then learns as often that the other process is
+still at it. So no reply is waited for longer than a few seconds, and a process that is silent is noticed, however long
+the work takes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from strandline.decoding import msgpack_decoder
 from strandline.errors import SlotLostError
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.failures import Failure, translate
@@ -46,9 +48,9 @@ LONG: Final = 6 * 3600.0
 FORWARDING: Final = 2.0
 """What a task manager gets on top of a slot's deadline when it forwards a call, in seconds."""
 STILL_AT_IT: Final = 1.0
-"""Seconds after which a server answers that it is still at a call."""
+"""Seconds that a caller gives a ticket before it asks again, and after which a server says that it is still at it."""
 ANSWER: Final = 3.0
-"""Seconds for which the caller of a ticket waits for one reply."""
+"""Seconds for which the caller of a ticket waits for a reply when it has asked again."""
 PATIENCE: Final = 8.0
 """Seconds of silence after which a process counts as lost, unless the caller says otherwise."""
 TRIES: Final = 3
@@ -137,13 +139,13 @@ def request_decoder(method: Callable[..., Any]) -> msgspec.msgpack.Decoder[Envel
     """Decodes the envelope of a declared call."""
     hints = get_type_hints(method)
     (request,) = (kind for name, kind in hints.items() if name != "return")
-    return msgspec.msgpack.Decoder(Envelope[request])  # type: ignore[valid-type]  # known only at run time
+    return msgpack_decoder(Envelope[request])  # type: ignore[valid-type]  # known only at run time
 
 
 @cache
 def _reply_decoder(method: Callable[..., Any]) -> msgspec.msgpack.Decoder[Reply[Any]]:
     response = get_type_hints(method)["return"]
-    return msgspec.msgpack.Decoder(Reply[response])  # type: ignore[valid-type]  # known only at run time
+    return msgpack_decoder(Reply[response])  # type: ignore[valid-type]  # known only at run time
 
 
 def _connect(address: Address, secret: str, tls: Tls | None) -> Any:
@@ -231,15 +233,22 @@ class Client:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise SlotLostError(f"{self._called(method)}: not done before the deadline of the call")
-            result = self._ask(method, action, min(ANSWER, left), min(self._patience, left), begun)
+            first = STILL_AT_IT if action.type == method.__name__ else 0.0
+            result = self._ask(method, action, min(ANSWER, left), min(self._patience, left), begun, first)
             if not _PENDING.decode(result).pending:
                 self._arrived.append(call_id)
                 return result
             action = flight.Action(f"{AWAIT}{call_id}", b"")  # the request is known there
 
-    def _ask(self, method: Callable[..., Any], action: Any, timeout: float, patience: float, begun: int) -> bytes:
-        """The encoded reply to one message, which is sent again for as long as the other process may be silent."""
-        options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
+    def _ask(
+        self, method: Callable[..., Any], action: Any, timeout: float, patience: float, begun: int, first: float = 0.0
+    ) -> bytes:
+        """The encoded reply to one message, which is sent again for as long as the other process may be silent.
+
+        If `first` is set, the reply to the first message comes only when the work is done. So the message is sent again
+        after so many seconds, and only then the patience begins.
+        """
+        options = flight.FlightCallOptions(timeout=min(first or timeout, timeout), headers=self._headers)
         began = time.monotonic()
         broken = 0
         while True:
@@ -253,7 +262,12 @@ class Client:
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 cut = isinstance(error, flight.FlightUnavailableError)
                 broken = broken + 1 if cut else 0
-                silent = isinstance(error, flight.FlightTimedOutError) and time.monotonic() - began < patience
+                late = isinstance(error, flight.FlightTimedOutError)
+                if late and first:
+                    options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
+                    first, began = 0.0, time.monotonic()
+                    continue
+                silent = late and time.monotonic() - began < patience
                 if not silent and not (cut and broken < TRIES):
                     raise translate(error, self._called(method)) from error
             time.sleep(PAUSE)

@@ -8,7 +8,8 @@ import msgspec
 
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.runtime.protocol.address import Address
-from strandline.runtime.protocol.calls import LONG, Client, Nothing, call
+from strandline.runtime.protocol.calls import LONG, QUICK, Client, Nothing, call
+from strandline.runtime.protocol.cuts import CutOrder, RelayNews
 from strandline.runtime.protocol.failures import Failure
 
 HEARTBEAT_EVERY = 1.0
@@ -79,6 +80,11 @@ class CoordinatorCalls(ABC):
     def slot_addresses(self, request: Nothing) -> dict[int, Address]:
         """Where the slots are."""
 
+    @call(deadline=QUICK)
+    @abstractmethod
+    def next_cut(self, request: RelayNews) -> CutOrder:
+        """Takes a relay's cut, and answers when the relay should cut its rows again."""
+
     @call(deadline=LONG)
     @abstractmethod
     def acknowledge(self, request: Acknowledgement) -> None:
@@ -101,6 +107,9 @@ class CoordinatorClient(Client, CoordinatorCalls):
 
     def slot_addresses(self, request: Nothing) -> dict[int, Address]:
         return self.carry_out(CoordinatorCalls.slot_addresses, request)
+
+    def next_cut(self, request: RelayNews) -> CutOrder:
+        return self.carry_out(CoordinatorCalls.next_cut, request)
 
     def acknowledge(self, request: Acknowledgement) -> None:
         return self.carry_out(CoordinatorCalls.acknowledge, request)

@@ -6,6 +6,7 @@ import msgspec
 import pyarrow.flight as flight
 
 from strandline import errors
+from strandline.decoding import msgpack_decoder
 from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.protocol.gate import REFUSED
 
@@ -43,7 +44,7 @@ def translate(error: Exception, what: str) -> StrandlineError:
     """What a failed call means: the error that the other side raised, or `SlotLostError` if nobody answered."""
     info = getattr(error, "extra_info", None)
     if info:
-        return msgspec.msgpack.decode(bytes(info), type=Failure).error()
+        return msgpack_decoder(Failure).decode(bytes(info)).error()
     if f"response code {REFUSED}" in str(error):
         return errors.AuthenticationError(f"{what}: this call does not carry the run's secret")
     if isinstance(error, flight.FlightUnauthenticatedError):

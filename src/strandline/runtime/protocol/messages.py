@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from strandline.checkpoint.batch import first_batch
 from strandline.checkpoint.metadata import StateFile, SubtaskState
 from strandline.checkpoint.steps import StepDescription
 from strandline.config.rocksdb import RocksDBOptions
@@ -15,11 +14,6 @@ from strandline.redaction import secret_values, shown
 from strandline.runtime.protocol.address import NOWHERE, Address
 from strandline.runtime.protocol.tls import Tls
 from strandline.state.coding.keys import key_group_range
-
-
-def batch_id(generation: int, spark_batch: int) -> int:
-    """The id of a batch: Spark's number within the range of the generation, so that no id is used twice."""
-    return first_batch(generation) + spark_batch
 
 
 class BackendSettings(msgspec.Struct, frozen=True):
@@ -71,11 +65,38 @@ class ChangelogSettings(msgspec.Struct, frozen=True):
     """Where it is kept; None: with the checkpoints."""
 
 
+class StagerSpec(msgspec.Struct, frozen=True):
+    """A sink whose rows a slot stages itself."""
+
+    output: str | None
+    """The side output of the step that the sink takes; None for the main output."""
+    blob: bytes = b""
+    """The pickled stager."""
+
+
+class FeedSpec(msgspec.Struct, frozen=True):
+    """Output rows of a step that its slots deliver straight to the slots of another step."""
+
+    operator: str
+    """The step that reads the rows."""
+    output: str | None
+    """The side output that it reads; None for the main output."""
+    columns: list[tuple[str, str | int | None]]
+    """The columns that the step reads, each with the output column that it is, or a number, or null."""
+    number: int
+    """Different for all feeds of a job."""
+
+
 class OperatorSpec(msgspec.Struct, frozen=True):
     """One stateful step: its uid and the pickled operator."""
 
     uid: str
     blob: bytes
+    stagers: list[StagerSpec] = []
+    pushed: list[str | None] = []
+    """The outputs whose rows the slot sends to the driver with the answer to `prepare`; None is the main output."""
+    feeds: list[FeedSpec] = []
+    """The steps that read the output without Spark in between."""
 
 
 class RunInfo(msgspec.Struct, frozen=True):

@@ -138,8 +138,8 @@ class Server:
             if not envelope.call_id:
                 return work()
             self.tickets.arrived(envelope.arrived)
-            self.tickets.begin(envelope.call_id, name, work, envelope.patience)
-            return self._await(envelope.call_id)
+            reply = self.tickets.carry_out(envelope.call_id, work, envelope.patience)
+            return self._await(envelope.call_id) if reply is None else reply
         except Exception as error:  # noqa: BLE001 - every error is a reply
             return self._failed(name, error)
 
@@ -162,7 +162,7 @@ class Server:
         except KeyError:
             raise SlotLostError("the reply to a call was asked for too late") from None
         if reply == b"":
-            raise SlotLostError("the thread of the call has died")
+            raise SlotLostError("the call ended without a reply")
         return _STILL_AT_IT if reply is None else reply
 
     def _reply(self, name: str, method: Callable[..., Any], request: Any) -> bytes:

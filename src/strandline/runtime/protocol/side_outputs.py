@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -42,6 +43,18 @@ def combined(produced: Output, schema: pa.Schema, operator: Operator) -> pa.Reco
         for field in schema
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def rows_of(batches: Iterable[pa.RecordBatch], operator: Operator, name: str | None) -> Iterator[pa.RecordBatch]:
+    """One kind of rows out of those that `combined` made; None for the main output."""
+    for batch in batches:
+        if not operator.side_outputs:
+            yield batch
+            continue
+        column = batch.column(_column(name))
+        rows = column.drop_null() if column.null_count else column
+        if len(rows):
+            yield pa.RecordBatch.from_struct_array(rows)
 
 
 def output_struct(operator: Operator, output: StructType) -> StructType:

@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
+from strandline.checkpoint.metadata import SinkFile
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.calls import LONG, QUICK, Client, Nothing, call
+from strandline.runtime.protocol.exchange import Delivery
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.messages import BatchTime, Rebuilt, Sealed, SnapshotReport
 from strandline.runtime.protocol.profiles import MOST_SECONDS, Folded, Profile
@@ -48,6 +50,16 @@ class RowCounts(msgspec.Struct, frozen=True):
         return RowCounts(self.rows_in - other.rows_in, self.rows_out - other.rows_out, self.late_rows - other.late_rows)
 
 
+class PushedRows(msgspec.Struct, frozen=True, array_like=True):
+    """Output rows that a slot sends to the driver."""
+
+    operator: str
+    output: str | None
+    """The side output; None for the main output."""
+    stream: bytes
+    """The rows as an Arrow stream."""
+
+
 class SlotStatus(msgspec.Struct, frozen=True):
     """Where a slot stands."""
 
@@ -61,6 +73,12 @@ class SlotStatus(msgspec.Struct, frozen=True):
     counts: dict[str, RowCounts]
     """The rows of what each operator has prepared."""
     failure: BatchFailure | None
+    staged: list[SinkFile] = []
+    """The rows of what is prepared that the slot itself has staged for sinks."""
+    pushed: list[PushedRows] = []
+    """The rows of what is prepared that the driver wants itself. Only the last answer to `prepare` has them."""
+    forwarded: list[Delivery] = []
+    """The rows that the operators have delivered to operators that read them. Only the answer to `prepare` has them."""
 
 
 class OperatorFigures(msgspec.Struct, frozen=True):
@@ -77,7 +95,7 @@ class OperatorFigures(msgspec.Struct, frozen=True):
     busy_ns: int = 0
     """How long the operator worked on rows, applied commits and took barriers."""
     back_pressured_ns: int = 0
-    """How long it waited for relays to take its output."""
+    """How long it waited for relays, or for slots of the next step, to take its output."""
     first_key_group: int = 0
     key_group_rows: list[int] = []
     """`rows_in` for each key group, from `first_key_group` on."""
@@ -110,6 +128,22 @@ class PrepareEmpty(msgspec.Struct, frozen=True):
     batch: int
     round: int
     time: BatchTime
+
+
+class Prepare(msgspec.Struct, frozen=True):
+    """Asks for the preparation of some operators, with rows that were delivered to them."""
+
+    batch: int
+    round: int
+    time: BatchTime
+    deliveries: list[Delivery]
+    """The rows that count. What else was delivered comes from tasks that Spark repeated."""
+    steps: list[str]
+    """The operators. Those that read rows of these come with a later call."""
+    addresses: str
+    """Names where the slots are; see `Cluster.addresses`."""
+    last: bool
+    """Whether all operators of the slot are prepared then."""
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -222,6 +256,12 @@ class SlotCalls(ABC):
 
     @call(deadline=LONG)
     @abstractmethod
+    def prepare(self, request: Prepare) -> SlotStatus:
+        """Prepares some operators with delivered rows, delivers their output to those that read it, and stages it for
+        sinks."""
+
+    @call(deadline=LONG)
+    @abstractmethod
     def discard(self, request: BatchRound) -> None:
         """Begins a round: what was prepared for the batch is void, and attempts of older rounds are refused."""
 
@@ -282,6 +322,9 @@ class SlotClient(Client, SlotCalls):
 
     def prepare_empty(self, request: PrepareEmpty) -> None:
         return self.carry_out(SlotCalls.prepare_empty, request)
+
+    def prepare(self, request: Prepare) -> SlotStatus:
+        return self.carry_out(SlotCalls.prepare, request)
 
     def discard(self, request: BatchRound) -> None:
         return self.carry_out(SlotCalls.discard, request)

@@ -20,6 +20,7 @@ from strandline.runtime.protocol.slot_calls import (
     BatchRound,
     Commit,
     NextTimers,
+    Prepare,
     PrepareEmpty,
     Query,
     SlotFigures,
@@ -104,8 +105,8 @@ class TakeCheckpoint(msgspec.Struct, frozen=True):
     timeout: float
     """Seconds for which the driver waits for the answer."""
     full: bool = False
-    """Whether the whole state is uploaded, also the files that the last checkpoint holds. Without effect with the
-    changelog, whose checkpoints always build on the last materialization."""
+    """Whether the whole state is uploaded, also the files that the last checkpoint holds. With the changelog, the
+    state is materialized, and the checkpoint waits for that."""
 
 
 class TakeSavepoint(msgspec.Struct, frozen=True):
@@ -206,6 +207,11 @@ class TaskManagerCalls(ABC):
 
     @call(deadline=LONG)
     @abstractmethod
+    def prepare(self, request: ForSlots[Prepare]) -> SlotAnswers[PreparedSlot]:
+        """See `SlotCalls.prepare`; with the changelog, answers once what the slots prepared is durable."""
+
+    @call(deadline=LONG)
+    @abstractmethod
     def commit(self, request: ForSlots[Commit]) -> SlotAnswers[NextTimers]:
         """The batch is decided: it is part of the changelog, and every slot makes it its state."""
 
@@ -303,6 +309,9 @@ class TaskManagerClient(Client, TaskManagerCalls):
 
     def collect_prepared(self, request: ForSlots[BatchRound]) -> SlotAnswers[PreparedSlot]:
         return self.carry_out(TaskManagerCalls.collect_prepared, request)
+
+    def prepare(self, request: ForSlots[Prepare]) -> SlotAnswers[PreparedSlot]:
+        return self.carry_out(TaskManagerCalls.prepare, request)
 
     def commit(self, request: ForSlots[Commit]) -> SlotAnswers[NextTimers]:
         return self.carry_out(TaskManagerCalls.commit, request)

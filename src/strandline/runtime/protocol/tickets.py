@@ -1,4 +1,4 @@
-"""The tickets of a server: calls that take long, each carried out once in a thread, whose callers ask again."""
+"""The tickets of a server: calls that may take long, each carried out once, whose callers ask again."""
 
 from __future__ import annotations
 
@@ -37,18 +37,23 @@ class Tickets:
     def __contains__(self, call_id: str) -> bool:
         return call_id in self._known
 
-    def begin(self, call_id: str, name: str, work: Callable[[], bytes], patience: float) -> None:
-        """Begin a call, unless it has begun. `work` returns its reply and raises nothing.
+    def carry_out(self, call_id: str, work: Callable[[], bytes], patience: float) -> bytes | None:
+        """Carry a call out in this thread, and return its reply; None if it has begun before.
 
-        The reply is kept until the caller says that it has arrived, or for as long as the caller, who waits `patience`
-        seconds for an answer, may ask for it.
+        `work` returns the reply and raises nothing. The reply is kept until the caller says that it has arrived, or for
+        as long as the caller, who waits `patience` seconds for an answer, may ask for it.
         """
         with self._lock:
             self._forget()
             if call_id in self._known:
-                return
+                return None
             ticket = self._known[call_id] = _Ticket(keep=max(KEPT, 2 * patience))
-        threading.Thread(target=_carry_out, args=(ticket, work), daemon=True, name=f"call-{name}").start()
+        try:
+            ticket.reply = work()
+        finally:
+            ticket.forgotten_at = time.monotonic() + ticket.keep
+            ticket.done.set()
+        return ticket.reply
 
     def reply(self, call_id: str, seconds: float) -> bytes | None:
         """The reply, if it is there within `seconds`; None if the call is still being carried out; empty if it died.
@@ -73,11 +78,3 @@ class Tickets:
         self._looked = now
         for call_id in [known for known, ticket in self._known.items() if ticket.forgotten_at < now]:
             del self._known[call_id]
-
-
-def _carry_out(ticket: _Ticket, work: Callable[[], bytes]) -> None:
-    try:
-        ticket.reply = work()
-    finally:
-        ticket.forgotten_at = time.monotonic() + ticket.keep
-        ticket.done.set()

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from strandline.checkpoint.metadata import BatchId, Natural, PlainName, StateFile
+from strandline.decoding import json_decoder
 from strandline.state.backends.base import SnapshotFile
 
 _SEGMENT = re.compile(r"seg-(-?\d+)-(\d+)\.segment")
@@ -137,9 +138,9 @@ class OperatorFolder:
         markers = []
         for path in self.root.glob("snap-*.json"):
             try:
-                checked = msgspec.json.decode(path.read_bytes(), type=_Checked)
+                checked = json_decoder(_Checked).decode(path.read_bytes())
                 if zlib.crc32(checked.marker) == checked.crc32:
-                    markers.append(msgspec.json.decode(checked.marker, type=SnapshotMarker))
+                    markers.append(json_decoder(SnapshotMarker).decode(checked.marker))
             except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue  # a snapshot with a damaged marker does not exist
         return markers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +14,23 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from strandline.checkpoint.metadata import SinkFile
 from strandline.errors import StaleAttemptError
 from strandline.operators.base import BatchInfo, Operator
-from strandline.runtime.protocol.exchange import ExchangeHeader
+from strandline.runtime.delivery.deliveries import RowsForSlot
+from strandline.runtime.protocol.cuts import Section
+from strandline.runtime.protocol.exchange import Delivery, ExchangeHeader
 from strandline.runtime.protocol.messages import Sealed, SlotSpec, SnapshotReport
-from strandline.runtime.protocol.side_outputs import combined, output_schema_of
-from strandline.runtime.protocol.slot_calls import EARLIEST, OperatorFigures, RowCounts
-from strandline.runtime.slot.batch_output import BatchOutput
+from strandline.runtime.protocol.side_outputs import combined, output_schema_of, rows_of
+from strandline.runtime.protocol.slot_calls import EARLIEST, OperatorFigures, PushedRows, RowCounts
+from strandline.runtime.slot.feed import Begin, Feed
+from strandline.runtime.slot.inbox import Inbox
+from strandline.runtime.slot.kept_rows import KeptRows, MemoryLimit
+from strandline.runtime.slot.key_order import in_key_order
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.runtime.slot.row_counts import CommittedRows, CountedRows
 from strandline.runtime.slot.work_clock import WorkClock
+from strandline.sinks.base import Stager
 from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
 from strandline.state.batch.changes import ChangeSet
 from strandline.state.batch.segment import Chunk, Segment, SegmentHeader, write_segment
@@ -48,10 +55,14 @@ class PreparedBatch:
     chunks: list[Chunk] | None
     """The net changes in order, as they are in the segment; None if they are too many to be held in memory."""
     segment: Segment
-    output: BatchOutput
+    output: KeptRows
     counts: RowCounts
     of_groups: np.ndarray[tuple[int], np.dtype[np.int64]]
     """Rows per key group of the slot."""
+    staged: list[SinkFile]
+    """The output rows that the slot has staged for sinks."""
+    forwarded: list[Delivery] | None = None
+    """The output rows that were delivered to the steps that read them; None before that."""
 
     def discard(self) -> None:
         self.changes.discard()
@@ -79,16 +90,25 @@ class OperatorSlot:
         folder: OperatorFolder,
         spec: SlotSpec,
         on_sealed: Callable[[Sealed], None] = lambda _sealed: None,
+        stagers: Sequence[tuple[str | None, Stager]] = (),
+        pushed: Sequence[str | None] = (),
     ) -> None:
+        """`stagers` put the output rows aside in the slot itself, each those of one side output, or the main ones.
+
+        `pushed` names the outputs whose rows the driver wants itself.
+        """
         self.operator = operator
         self.committed = spec.decided_batch
         self._on_sealed = on_sealed
+        self._stagers = tuple(stagers)
+        self._pushed = tuple(pushed)
         self._applied_batch = spec.decided_batch
         self._backend = backend
         self._folder = folder
         self._spec = spec
         self._busy = threading.Lock()
         self._prepared: PreparedBatch | None = None
+        self._inbox = Inbox(folder.spill(), spec.backend.batch_memory)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"apply-{operator.uid}")
         self._applied: Future[None] = self._worker.submit(lambda: None)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"snapshot-{operator.uid}")
@@ -113,6 +133,23 @@ class OperatorSlot:
         held = self._prepared
         return held.counts if held else RowCounts()
 
+    def staged(self) -> list[SinkFile]:
+        """The rows of what is prepared that the slot itself has staged for sinks."""
+        held = self._prepared
+        return held.staged if held else []
+
+    def pushed(self) -> list[PushedRows]:
+        """The rows of what is prepared that the driver wants itself."""
+        held = self._prepared
+        if held is None or not held.output.rows:
+            return []
+        found = []
+        for name in self._pushed:
+            rows = list(rows_of(held.output.batches(), self.operator, name))
+            if rows:
+                found.append(PushedRows(self.operator.uid, name, _as_stream(rows)))
+        return found
+
     def sealed(self) -> Sealed | None:
         """The segment of what is prepared."""
         held = self._prepared
@@ -134,13 +171,34 @@ class OperatorSlot:
         """What the operator keeps, as checkpoints describe it."""
         return [msgspec.to_builtins(state) for state in self.operator.states()]
 
+    def receive(self, header: ExchangeHeader, schema: pa.Schema, rows: Iterator[pa.RecordBatch]) -> None:
+        """Keep rows that a relay delivers, until `delivered` asks for them or their round is over."""
+        self._inbox.receive(header, schema, rows)
+
+    def receive_sections(
+        self,
+        header: ExchangeHeader,
+        schema: pa.Schema,
+        messages: Iterator[pa.RecordBatch | Section],
+        confirm: Callable[[], None],
+    ) -> None:
+        """Keep the rows of a relay that runs for long, cut by cut."""
+        self._inbox.receive_sections(header, schema, messages, confirm)
+
+    def input_rows(self, deliveries: Sequence[Delivery]) -> Iterator[pa.RecordBatch]:
+        """The rows of these deliveries, as the operator needs them: by partition, or next to others of their key."""
+        kept = self._inbox.rows(sorted(deliveries, key=lambda one: one.partition))
+        if self.operator.sorted_input:
+            return in_key_order(kept, self.operator, self._spec.key_groups, self._spec.backend.batch_memory)
+        return (batch for rows in kept for batch in rows.batches())
+
     def work(
         self,
         header: ExchangeHeader,
         rows: Callable[[], Iterator[pa.RecordBatch]],
         cancelled: Callable[[], bool],
         check: Callable[[], None],
-    ) -> BatchOutput:
+    ) -> KeptRows:
         """The output of the batch: kept from an earlier attempt, or computed now from `rows`. One attempt at a time.
 
         `check` raises if the attempt became stale, while it waited for its turn or while it worked.
@@ -159,25 +217,26 @@ class OperatorSlot:
                 held.discard()
             self._applied.result()
             with self._work.running():
-                done = self._run(header, rows())
+                done = self._run(header, rows(), check)
             try:
                 check()
             except StaleAttemptError:
                 done.discard()
                 raise
             self._prepared = done
-            self._on_sealed(self._described(done.segment))
             return done.output
         finally:
             self._busy.release()
 
-    def _run(self, header: ExchangeHeader, rows: Iterator[pa.RecordBatch]) -> PreparedBatch:
+    def _run(self, header: ExchangeHeader, rows: Iterator[pa.RecordBatch], check: Callable[[], None]) -> PreparedBatch:
         spill = self._folder.spill()
         spill.mkdir(exist_ok=True)
         limit = self._spec.backend.batch_memory
         changes = ChangeSet(self._backend, limit, spill)
-        output = BatchOutput(
-            self.output_schema, limit, spill / f"output-{header.batch}-{header.round}-{header.attempt}.arrow"
+        output = KeptRows(
+            self.output_schema,
+            MemoryLimit(limit),
+            spill / f"output-{header.batch}-{header.round}-{header.attempt}.arrow",
         )
         path = self._folder.segment(self.committed, header.batch)
         try:
@@ -198,18 +257,51 @@ class OperatorSlot:
                 ),
                 chunks or changes.chunks(),
             )
+            check()
+            self._on_sealed(self._described(segment))  # it is uploaded while the rows are staged
+            staged = [] if header.initial else self._stage(output, header.batch)
         except BaseException:
             changes.discard()
             output.discard()
             raise
         counts = RowCounts(counted.rows, output.rows, self.operator.late_rows)
-        return PreparedBatch(header.batch, header.round, changes, chunks, segment, output, counts, counted.of_groups)
+        return PreparedBatch(
+            header.batch, header.round, changes, chunks, segment, output, counts, counted.of_groups, staged
+        )
+
+    def _stage(self, output: KeptRows, batch: int) -> list[SinkFile]:
+        """Put the output rows aside for the sinks. Without rows there is nothing to put aside."""
+        if not output.rows:
+            return []
+        files: list[SinkFile] = []
+        for name, stager in self._stagers:
+            files += stager.stage(rows_of(output.batches(), self.operator, name), batch, self._spec.index)
+        return files
+
+    def forward(self, feeds: Sequence[Feed], header: ExchangeHeader, begin: Begin) -> list[Delivery]:
+        """Deliver the output of what is prepared to the steps that read it. May be repeated: it is done once."""
+        with self._busy:
+            held = self._prepared
+            if held is None or (held.batch, held.round) != (header.batch, header.round):
+                raise StaleAttemptError(f"operator {self.operator.uid}: batch {header.batch} is not prepared")
+            if held.forwarded is None:
+                with self.back_pressure.running():
+                    held.forwarded = [
+                        one for feed in feeds for one in feed.forward(held.output.batches(), header, begin)
+                    ]
+            return held.forwarded
+
+    def delivery(self, header: ExchangeHeader, schema: pa.Schema) -> RowsForSlot:
+        """Takes rows for this operator from another operator of the same slot."""
+        return self._inbox.delivery(header, schema)
 
     def discard(self, begun: tuple[int, int] | None = None) -> None:
         """Drop what was prepared before the round `begun`; None: whatever is prepared.
 
         An attempt that runs at this moment is refused as stale when it ends.
         """
+        if begun is not None:
+            self._inbox.drop(begun)
         if not self._busy.acquire(blocking=False):
             return
         try:
@@ -231,6 +323,7 @@ class OperatorSlot:
             self._prepared = None
             self.committed = batch
             self._rows.add(held.counts, held.of_groups)
+            self._inbox.drop((batch + 1, 0))
             self._applied = self._worker.submit(self._apply, held)
 
     def _apply(self, held: PreparedBatch) -> None:
@@ -363,5 +456,16 @@ class OperatorSlot:
         self._writer.shutdown()
         self._savepoints.shutdown()
         self.discard()
+        self._inbox.drop((1 << 62, 0))
         self.operator.close()
         self._backend.close()
+
+
+def _as_stream(rows: Sequence[pa.RecordBatch]) -> bytes:
+    """Rows as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows[0].schema) as writer:
+        for batch in rows:
+            writer.write_batch(batch)
+    stream: bytes = sink.getvalue().to_pybytes()
+    return stream

@@ -6,6 +6,11 @@ and its output is kept until the batch commits. Whoever asks again for the same 
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # what is loaded below stays: `set_up_process` switches the collector on again
+
 import logging
 import os
 import pickle
@@ -23,18 +28,24 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from strandline.errors import StaleAttemptError, StrandlineError
+from strandline.checkpoint.batch import is_of
+from strandline.decoding import msgpack_decoder
+from strandline.errors import SlotLostError, StaleAttemptError, StrandlineError
 from strandline.logs import formatter, log_context
 from strandline.operators.base import Operator, SubtaskInfo
+from strandline.runtime.delivery.deliveries import RowsForSlot
+from strandline.runtime.delivery.slot_connections import SlotConnections
 from strandline.runtime.liveness.threads import thread_error
 from strandline.runtime.protocol.address import listen_on
-from strandline.runtime.protocol.calls import Nothing
-from strandline.runtime.protocol.exchange import OUTPUT_FOLLOWS, SEND_INPUT, ExchangeHeader
+from strandline.runtime.protocol.calls import NOTHING, Nothing
+from strandline.runtime.protocol.cuts import Section
+from strandline.runtime.protocol.exchange import OUTPUT_FOLLOWS, RECEIVED, SEND_INPUT, Delivery, ExchangeHeader
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.folders import slot_folder, socket_folder
 from strandline.runtime.protocol.logs import log_file, log_folder, open_log, slot_log
 from strandline.runtime.protocol.messages import (
     BackendSettings,
+    FeedSpec,
     OperatorSpec,
     Rebuilt,
     Sealed,
@@ -51,6 +62,7 @@ from strandline.runtime.protocol.slot_calls import (
     Commit,
     Freeze,
     NextTimers,
+    Prepare,
     PrepareEmpty,
     Pulse,
     Query,
@@ -65,6 +77,7 @@ from strandline.runtime.protocol.slot_calls import (
 from strandline.runtime.protocol.taskmanager_calls import TaskManagerClient
 from strandline.runtime.protocol.user_folder import make_private
 from strandline.runtime.slot.exchanges import Exchanges
+from strandline.runtime.slot.feed import Begin, Feed
 from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.runtime.slot.operator_slot import OperatorSlot
 from strandline.runtime.slot.profiler import Profiler
@@ -93,6 +106,10 @@ class Slot(SlotCalls):
         self._teller = ThreadPoolExecutor(1, thread_name_prefix="teller") if spec.run.changelog else None
         self._memory = _rocksdb_memory(spec.backend) if spec.backend.kind == "rocksdb" else None
         self.operators = {op.uid: self._open(number, op) for number, op in enumerate(spec.operators)}
+        self._feeds = {op.uid: [self._feed(op.uid, feed) for feed in op.feeds] for op in spec.operators}
+        self._connections = SlotConnections(
+            spec.run.coordinator, spec.run.secret, spec.run.run_id, spec.run.heartbeat_timeout, spec.run.tls
+        )
 
     def _open(self, number: int, op: OperatorSpec) -> OperatorSlot:
         spec = self.spec
@@ -101,7 +118,11 @@ class Slot(SlotCalls):
         folder = OperatorFolder(slot_folder(spec) / f"op-{number}")
         backend, rebuilt = rebuild(spec, operator, folder, self._memory)
         self.rebuilt.append(rebuilt)
-        return OperatorSlot(operator, backend, folder, spec, self._tell_sealed)
+        stagers = [(stager.output, pickle.loads(stager.blob)) for stager in op.stagers]
+        return OperatorSlot(operator, backend, folder, spec, self._tell_sealed, stagers, op.pushed)
+
+    def _feed(self, uid: str, feed: FeedSpec) -> Feed:
+        return Feed(feed, self.operators[uid].operator, self.operators[feed.operator].operator, self.spec)
 
     def _tell_sealed(self, sealed: Sealed) -> None:
         """Lets the task manager begin with the upload. If this call fails, it learns of the segment from `status`."""
@@ -126,12 +147,30 @@ class Slot(SlotCalls):
 
     def exchange(self, context: Any, command: bytes, reader: Any, writer: Any) -> None:
         """One attempt of one subtask at one batch."""
-        header = msgspec.msgpack.decode(command, type=ExchangeHeader)
+        header = msgpack_decoder(ExchangeHeader).decode(command)
         operator = self.operators.get(header.operator)
         if operator is None:
             raise StrandlineError(f"slot {self.spec.index} runs no operator {header.operator!r}")
         with self._exchanges.opened(header.exchange), log_context(step=header.operator):
+            if header.goes_on:
+                self._receive_sections(header, operator, reader, writer)
+                return
+            if header.partition is not None:
+                self._receive(header, operator, reader, writer)
+                return
             self._serve_exchange(header, operator, context, reader, writer)
+
+    def _receive(self, header: ExchangeHeader, operator: OperatorSlot, reader: Any, writer: Any) -> None:
+        self._check_fresh(header, operator)
+        operator.receive(header, reader.schema, _input(reader))
+        writer.begin(pa.schema([]))
+        writer.write_metadata(RECEIVED)
+
+    def _receive_sections(self, header: ExchangeHeader, operator: OperatorSlot, reader: Any, writer: Any) -> None:
+        self._check_mine(header)
+        schema = reader.schema
+        writer.begin(pa.schema([]))
+        operator.receive_sections(header, schema, _messages(reader), lambda: writer.write_metadata(RECEIVED))
 
     def _serve_exchange(
         self, header: ExchangeHeader, operator: OperatorSlot, context: Any, reader: Any, writer: Any
@@ -161,15 +200,27 @@ class Slot(SlotCalls):
             with operator.back_pressure.running():
                 writer.write_batch(batch)
 
-    def _check_fresh(self, header: ExchangeHeader, operator: OperatorSlot) -> None:
-        where = f"job {self.spec.run.job}, operator {header.operator}, subtask {header.subtask}"
+    def _where(self, header: ExchangeHeader) -> str:
+        return f"job {self.spec.run.job}, operator {header.operator}, subtask {header.subtask}"
+
+    def _check_batch(self, batch: int) -> None:
+        if not is_of(batch, self.spec.generation):
+            raise StaleAttemptError(
+                f"job {self.spec.run.job}, slot {self.spec.index}: batch {batch} is not of generation "
+                f"{self.spec.generation}"
+            )
+
+    def _check_mine(self, header: ExchangeHeader) -> None:
         if header.generation != self.spec.generation or header.subtask != self.spec.index:
             raise StaleAttemptError(
-                f"{where}: an attempt of generation {header.generation} came to slot "
+                f"{self._where(header)}: an attempt of generation {header.generation} came to slot "
                 f"{self.spec.index} of generation {self.spec.generation}"
             )
+
+    def _check_fresh(self, header: ExchangeHeader, operator: OperatorSlot) -> None:
+        self._check_mine(header)
         if header.batch <= operator.committed or (header.batch, header.round) < self._floor:
-            raise StaleAttemptError(f"{where}: batch {header.batch}, round {header.round} is over")
+            raise StaleAttemptError(f"{self._where(header)}: batch {header.batch}, round {header.round} is over")
 
     # --- control ---------------------------------------------------------------------------------
 
@@ -181,6 +232,7 @@ class Slot(SlotCalls):
             committed={uid: op.committed for uid, op in self.operators.items()},
             counts={uid: op.counts() for uid, op in self.operators.items()},
             failure=self._failure,
+            staged=[file for op in self.operators.values() for file in op.staged()],
         )
 
     def pulse(self, request: Nothing) -> Pulse:
@@ -210,6 +262,7 @@ class Slot(SlotCalls):
         return self._profiler.profile(request)
 
     def prepare_empty(self, request: PrepareEmpty) -> None:
+        self._check_batch(request.batch)
         for uid, op in self.operators.items():
             if op.prepared() == (request.batch, request.round):
                 continue
@@ -219,6 +272,34 @@ class Slot(SlotCalls):
             output = op.work(header, lambda: iter(()), lambda: False, partial(self._check_fresh, header, op))
             if output.rows:
                 raise StrandlineError(f"operator {uid} gave {output.rows} rows for a batch without input")
+
+    def prepare(self, request: Prepare) -> SlotStatus:
+        spec = self.spec
+        self._check_batch(request.batch)
+        begin = partial(self._begin, request.addresses)
+        forwarded: list[Delivery] = []
+        for uid in request.steps:
+            op = self.operators[uid]
+            header = ExchangeHeader(spec.generation, request.batch, request.round, uid, spec.index, -1, request.time)
+            mine = [one for one in request.deliveries if (one.operator, one.subtask) == (uid, spec.index)]
+            with log_context(step=uid):
+                op.work(header, partial(op.input_rows, mine), lambda: False, partial(self._check_fresh, header, op))
+                forwarded += self._forward(op, header, begin)
+        pushed = [rows for op in self.operators.values() for rows in op.pushed()] if request.last else []
+        return msgspec.structs.replace(self.status(NOTHING), pushed=pushed, forwarded=forwarded)
+
+    def _forward(self, op: OperatorSlot, header: ExchangeHeader, begin: Begin) -> list[Delivery]:
+        try:
+            return op.forward(self._feeds[op.operator.uid], header, begin)
+        except SlotLostError:
+            self._connections.forget()
+            raise
+
+    def _begin(self, addresses: str, header: ExchangeHeader, schema: pa.Schema) -> RowsForSlot:
+        """Begins to deliver rows of a step to the step that reads them, here or in another slot."""
+        if header.subtask == self.spec.index:
+            return self.operators[header.operator].delivery(header, schema)
+        return self._connections.delivery(header, schema, addresses)
 
     def discard(self, request: BatchRound) -> None:
         begun = (request.batch, request.round)
@@ -230,6 +311,7 @@ class Slot(SlotCalls):
             op.discard(begun)
 
     def commit(self, request: Commit) -> NextTimers:
+        self._check_batch(request.batch)
         timers: NextTimers = {}
         for uid, op in self.operators.items():
             op.commit(request.batch)
@@ -311,6 +393,15 @@ def _input(reader: Any) -> Iterator[pa.RecordBatch]:
     raise StaleAttemptError("the relay ended before its last row")
 
 
+def _messages(reader: Any) -> Iterator[pa.RecordBatch | Section]:
+    """What a relay that runs for long sends: rows, and after those of each cut a `Section`."""
+    for chunk in reader:
+        if chunk.data is not None and chunk.data.num_rows:
+            yield chunk.data
+        if chunk.app_metadata is not None:
+            yield msgpack_decoder(Section).decode(chunk.app_metadata.to_pybytes())
+
+
 class Announcement:
     """The standard output of a slot that starts: an empty line every second as a sign of life, then one message."""
 
@@ -373,7 +464,7 @@ def main() -> None:
     ready = Announcement(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)  # what user code prints goes to the log
     (length,) = struct.unpack(">Q", sys.stdin.buffer.read(8))
-    spec = msgspec.msgpack.decode(sys.stdin.buffer.read(length), type=SlotSpec)
+    spec = msgpack_decoder(SlotSpec).decode(sys.stdin.buffer.read(length))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _set_up_log(spec)
     for entry in spec.run.sys_path:

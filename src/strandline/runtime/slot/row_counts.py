@@ -8,12 +8,16 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.operators.base import KEY_GROUP_COLUMN
+from strandline.operators.combined_rows import rows_per_row
 from strandline.runtime.protocol.slot_calls import RowCounts
 from strandline.runtime.slot.work_clock import WorkClock
 
 
 class CountedRows(Iterator[pa.RecordBatch]):
-    """Batches of rows, counted as they are read. The time in which the reader waits for them is no work."""
+    """Batches of rows, counted as they are read. The time in which the reader waits for them is no work.
+
+    A combined row counts for the rows that it stands for.
+    """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], key_groups: range, work: WorkClock) -> None:
         """The reader works by the clock `work`; all rows belong to one of the `key_groups`."""
@@ -29,10 +33,12 @@ class CountedRows(Iterator[pa.RecordBatch]):
             batch = next(self._batches)
         finally:
             self._work.begin()
-        self.rows += batch.num_rows
+        stands_for = rows_per_row(batch)
+        self.rows += batch.num_rows if stands_for is None else int(stands_for.sum())
         at = batch.schema.get_field_index(KEY_GROUP_COLUMN)
         if at >= 0 and batch.num_rows:
-            counts = np.bincount(batch.column(at).to_numpy(zero_copy_only=False), minlength=self._groups.stop)
+            numbers = batch.column(at).to_numpy(zero_copy_only=False)
+            counts = np.bincount(numbers, stands_for, self._groups.stop).astype(np.int64)
             self.of_groups += counts[self._groups.start : self._groups.stop]
         return batch
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
-
+from strandline.decoding import json_decoder
 from strandline.errors import StrandlineError
 from strandline.runtime.protocol.messages import BatchTime
 
 GENERATION = "strandline.generation"
 BATCH = "strandline.batch"
 ROUND = "strandline.round"
-EPOCH = "strandline.epoch"
+ADDRESSES = "strandline.addresses"
+"""Names where the slots are; see `Cluster.addresses`."""
 TIME = "strandline.time"
 STAGING = "strandline.staging"
 """Whether the action stages the rows of Parquet sinks. In other actions the same tasks write no files."""
@@ -24,14 +24,14 @@ class TaskBatch(NamedTuple):
     generation: int
     batch: int
     round: int
-    epoch: str
+    addresses: str
     staging: bool
     time: BatchTime
     attempt: int
     partition: int
 
 
-PROPERTIES = (GENERATION, BATCH, ROUND, EPOCH, STAGING, TIME)
+PROPERTIES = (GENERATION, BATCH, ROUND, ADDRESSES, STAGING, TIME)
 
 
 def current_batch() -> TaskBatch:
@@ -43,14 +43,14 @@ def current_batch() -> TaskBatch:
     values = [task.getLocalProperty(name) for name in PROPERTIES]
     if any(value is None for value in values):
         raise StrandlineError("rows of a Strandline job can only be evaluated inside its batch function")
-    generation, batch, round_, epoch, staging, time = (str(value) for value in values)
+    generation, batch, round_, addresses, staging, time = (str(value) for value in values)
     return TaskBatch(
         int(generation),
         int(batch),
         int(round_),
-        epoch,
+        addresses,
         staging == str(True),
-        msgspec.json.decode(time, type=BatchTime),
+        json_decoder(BatchTime).decode(time),
         task.taskAttemptId(),
         task.partitionId(),
     )

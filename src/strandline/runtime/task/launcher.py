@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from strandline.decoding import json_decoder
 from strandline.errors import StrandlineError
 from strandline.runtime.liveness.processes import is_working, kill_task_manager, started_at
 from strandline.runtime.protocol.address import host_identity
@@ -65,7 +66,7 @@ def ensure_task_manager(run: RunInfo, given_up: Collection[str] = ()) -> str:
 
 def _registered(address_file: Path) -> Registration | None:
     try:
-        return msgspec.json.decode(address_file.read_bytes(), type=Registration)
+        return json_decoder(Registration).decode(address_file.read_bytes())
     except (OSError, msgspec.DecodeError):
         return None
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -18,24 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.flight as flight
 
-from strandline.errors import SlotLostError
 from strandline.operators.base import KEY_GROUP_COLUMN, SUBTASK_COLUMN
-from strandline.runtime.protocol.address import Address
-from strandline.runtime.protocol.calls import NOTHING
-from strandline.runtime.protocol.coordinator_calls import CoordinatorClient
+from strandline.runtime.delivery.slot_connections import SlotConnections
 from strandline.runtime.protocol.exchange import SEND_INPUT, ExchangeHeader
 from strandline.runtime.protocol.failures import translate
-from strandline.runtime.protocol.slot_calls import SlotClient
-from strandline.runtime.protocol.tls import Tls
 from strandline.runtime.task.batch_properties import current_batch
-from strandline.runtime.task.relay_pulse import RelayPulse
-
-SLOT_PATIENCE = 10
-"""After how many times the heartbeat timeout a relay gives up a slot that does not answer. The slot's task manager and
-the driver are quicker, and they can tell a frozen slot from a busy one."""
-
-_clients: dict[tuple[str, int], SlotClient] = {}
-"""Connections to slots, kept while the Python worker lives; the key is (epoch of addresses, slot)."""
+from strandline.runtime.task.worker_memory import begin_task
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +30,14 @@ class Relay:
     """What a relay knows from the plan; all that changes from batch to batch comes with the task."""
 
     operator: str
-    coordinator: Address
-    secret: str = field(repr=False)
-    run_id: str
+    connections: SlotConnections
     marked: bool
     """Whether every partition holds a marker row without a key group, so that the slot is called even without rows."""
-    heartbeat_timeout: float = 8.0
     initial: bool = False
     """Whether the rows are the initial state of the operator, not those of a batch."""
-    tls: Tls | None = field(default=None, repr=False)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        begin_task(current_batch().attempt)
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return
@@ -61,18 +45,14 @@ class Relay:
         if self.marked:
             batches = _without_marks(chain((first,), batches))
             first = next(batches)
-        client = self._slot(header)
+        client = self.connections.slot(header, current_batch().addresses)
         try:
             writer, reader = client.exchange(msgspec.msgpack.encode(header))
-            with writer, self._pulse(header, client.address, reader):
+            with writer, self.connections.pulse(header, client.address, reader.cancel):
                 yield from _exchange(writer, reader, first, batches)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
-            _clients.clear()
+            self.connections.forget()
             raise translate(error, f"slot {header.subtask}, operator {header.operator}") from error
-
-    def _pulse(self, header: ExchangeHeader, slot: Address, reader: Any) -> RelayPulse:
-        connect = partial(SlotClient, slot, self.secret, self.run_id, lambda: header.generation, tls=self.tls)
-        return RelayPulse(header.exchange, connect, SLOT_PATIENCE * self.heartbeat_timeout, reader.cancel)
 
     def _header(self, subtask: int) -> ExchangeHeader:
         task = current_batch()
@@ -87,27 +67,6 @@ class Relay:
             self.initial,
             uuid.uuid4().hex,
         )
-
-    def _slot(self, header: ExchangeHeader) -> SlotClient:
-        """A connection to the subtask's slot, kept until slots move."""
-        epoch = current_batch().epoch
-        client = _clients.get((epoch, header.subtask))
-        if client is None:
-            if any(known != epoch for known, _slot in _clients):
-                _clients.clear()
-            address = self._slot_addresses(header).get(header.subtask)
-            if address is None:
-                raise SlotLostError(f"slot {header.subtask} is not running")
-            client = SlotClient(address, self.secret, self.run_id, lambda: header.generation, tls=self.tls)
-            _clients[(epoch, header.subtask)] = client
-        return client
-
-    def _slot_addresses(self, header: ExchangeHeader) -> dict[int, Address]:
-        driver = CoordinatorClient(self.coordinator, self.secret, self.run_id, lambda: header.generation, tls=self.tls)
-        try:
-            return driver.slot_addresses(NOTHING)
-        finally:
-            driver.close()
 
 
 def _without_marks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -180,7 +180,7 @@ class ChangelogDurability(Durability):
     def barrier(self, checkpoint_id: int, full: bool = False) -> SlotAnswers[list[SubtaskAck]]:
         acks: dict[int, list[SubtaskAck]] = {slot.spec.index: [] for slot in self._slots.all()}
         generation = self._slots.generation
-        barrier = self._changelog.barrier(checkpoint_id)
+        barrier = self._changelog.barrier(checkpoint_id, full)
         if barrier.durable:
             for ack in self._changelog.acknowledge(barrier):
                 acks.setdefault(ack.state.subtask, []).append(ack)

@@ -5,6 +5,11 @@ It ends, and its slots with it, when the driver has not answered for the heartbe
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # what is loaded below stays: `set_up_process` switches the collector on again
+
 import logging
 import os
 import shutil
@@ -19,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from strandline.checkpoint.pending import SubtaskAck
+from strandline.decoding import json_decoder
 from strandline.errors import SlotLostError, StaleAttemptError, StrandlineError
 from strandline.logs import formatter, log_context
 from strandline.runtime.liveness.processes import started_at
@@ -38,6 +44,7 @@ from strandline.runtime.protocol.slot_calls import (
     Commit,
     Freeze,
     NextTimers,
+    Prepare,
     PrepareEmpty,
     Query,
     SlotClient,
@@ -237,9 +244,20 @@ class TaskManager(TaskManagerCalls):
         self._durability.sealed(request)
 
     def collect_prepared(self, request: ForSlots[BatchRound]) -> SlotAnswers[PreparedSlot]:
-        statuses = self._slots.call(request.slots, SlotClient.status_when_free, NOTHING)
+        return self._once_durable(
+            self._slots.call(request.slots, SlotClient.status_when_free, NOTHING), request.request
+        )
+
+    def prepare(self, request: ForSlots[Prepare]) -> SlotAnswers[PreparedSlot]:
+        statuses = self._slots.call(request.slots, SlotClient.prepare, request.request)
+        if not request.request.last:  # more steps follow, and their segments travel together
+            return SlotAnswers({i: PreparedSlot(one, {}) for i, one in statuses.values.items()}, statuses.failures)
+        return self._once_durable(statuses, request.request)
+
+    def _once_durable(self, statuses: SlotAnswers[SlotStatus], of: BatchRound | Prepare) -> SlotAnswers[PreparedSlot]:
+        """What slots said of themselves, once the segments of the round are durable as far as they must be."""
         prepared = {index: PreparedSlot(status, {}) for index, status in statuses.values.items()}
-        wanted = (request.request.batch, request.request.round)
+        wanted = (of.batch, of.round)
         sealed = [
             one for status in statuses.values.values() for one in status.sealed if (one.batch, one.round) == wanted
         ]
@@ -371,7 +389,7 @@ def main() -> None:
     """Run a task manager. Standard input has the run's description; the environment says where to write the address."""
     set_up_process()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    run = msgspec.json.decode(sys.stdin.buffer.read(), type=RunInfo)
+    run = json_decoder(RunInfo).decode(sys.stdin.buffer.read())
     handler = logging.StreamHandler()
     handler.setFormatter(formatter(run.log_format, "task manager", {"job": run.job, "run": run.run_id}, run.secrets))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -18,9 +18,10 @@ from typing import IO, TypeVar, cast
 
 import msgspec
 
+from strandline.decoding import json_decoder
 from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.liveness.processes import exit_text, mark_of_task_manager, started_at
-from strandline.runtime.liveness.threads import OnFailure
+from strandline.runtime.liveness.threads import OnFailure, map_with_caller
 from strandline.runtime.protocol.calls import LONG, NOTHING
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.folders import slot_folder
@@ -156,7 +157,7 @@ class SlotProcesses:
             raise SlotLostError(
                 f"slot {spec.index} of job {self._job} ended while it started (exit code {code}); its log ends:\n{tail}"
             )
-        told: SlotReady | SlotFailed = msgspec.json.decode(answer, type=SlotReady | SlotFailed)
+        told: SlotReady | SlotFailed = json_decoder(SlotReady | SlotFailed).decode(answer)  # type: ignore[arg-type]  # a union
         if isinstance(told, SlotFailed):
             watch.end()
             _kill(process)
@@ -247,7 +248,7 @@ class SlotProcesses:
                 return None, Failure.of(error)
 
         answers: SlotAnswers[Told] = SlotAnswers({}, {})
-        for slot, (value, failure) in zip(called, self.pool.map(one, called), strict=True):
+        for slot, (value, failure) in zip(called, map_with_caller(self.pool, one, called), strict=True):
             if failure is not None:
                 answers.failures[slot.spec.index] = failure
             else:

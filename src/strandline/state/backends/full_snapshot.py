@@ -20,6 +20,7 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
+from strandline.decoding import msgpack_decoder
 from strandline.errors import ConfigError, DamagedFileError
 from strandline.state.disk_full import disk_full_error
 from strandline.state.entry_stream import MAX_RATIO, BadStreamError, most_bytes, read_batches
@@ -164,7 +165,7 @@ def _read_index(path: Path, file: BinaryIO) -> _Index:
     if zlib.crc32(packed) != crc:
         raise _damaged(path, "its index is damaged")
     try:
-        index = msgspec.msgpack.decode(packed, type=_Index)
+        index = msgpack_decoder(_Index).decode(packed)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(path, "its index cannot be read") from error
     for block in index.blocks:

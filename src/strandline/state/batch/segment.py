@@ -21,6 +21,7 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
+from strandline.decoding import msgpack_decoder
 from strandline.errors import DamagedFileError
 from strandline.state.disk_full import disk_full_error
 from strandline.state.entry_stream import MAX_RATIO, BadStreamError, most_bytes, read_batches
@@ -187,7 +188,7 @@ def _open(path: Path) -> tuple[SegmentHeader, int]:
     if len(packed) < length or zlib.crc32(packed) != crc:
         raise _damaged(path, "its header is damaged")
     try:
-        return msgspec.msgpack.decode(packed, type=SegmentHeader), _HEAD.size + length
+        return msgpack_decoder(SegmentHeader).decode(packed), _HEAD.size + length
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(path, "its header cannot be read") from error
 

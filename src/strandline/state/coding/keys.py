@@ -102,11 +102,11 @@ class EncodedKeys:
         return np.concatenate(([0], np.flatnonzero(changed) + 1))
 
     def order(self) -> npt.NDArray[np.int64]:
-        """The row numbers in ascending order of stored keys, the same for every state."""
+        """The row numbers in ascending order of stored keys, the same for every state. Equal keys keep their order."""
         if self._matrix is not None:
             whole = np.ascontiguousarray(np.hstack((self._groups, self._matrix)))
             # numpy ignores zeros at the end of a string. With equal widths this does not matter.
-            return np.argsort(whole.view(f"S{whole.shape[1]}").ravel())
+            return np.argsort(whole.view(f"S{whole.shape[1]}").ravel(), kind="stable")
         joined = _join([_to_binary(self._groups), self._array])
         return np.asarray(pc.sort_indices(joined).to_numpy()).astype(np.int64)
 

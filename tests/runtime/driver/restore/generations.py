@@ -102,7 +102,7 @@ def take_the_job_over(
         (),
         1,
         {},
-        can_withdraw=True,
+        can_go_back=True,
         restore=Restore(restore, claim_mode) if restore is not None else None,
         allow_non_restored=True,
     )

@@ -24,9 +24,9 @@ from strandline.errors import (
     UnknownOutcomeError,
 )
 from strandline.runtime.driver.restore.job_log import KEPT_ENTRIES, JobLogStore
-from strandline.runtime.driver.restore.retries import Retries
 from strandline.storage import JobPaths, StoredFile, open_storage
 from strandline.storage.local import LocalStorage
+from strandline.storage.retries import Retries
 from tests.examples import examples
 
 PATHS = JobPaths("visits")

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from strandline.checkpoint.metadata import SourcePosition, source_files
 from strandline.errors import CheckpointError, DamagedFileError
 from strandline.runtime.driver.restore.position import capture
-from strandline.runtime.driver.restore.retries import Retries
 from strandline.runtime.driver.restore.source_logs import LONGEST_REST, SourceLogs, uploader, with_logs
 from strandline.storage import JobPaths
 from strandline.storage.local import LocalStorage
+from strandline.storage.retries import Retries
 from tests.examples import examples
 
 PATHS = JobPaths("visits")

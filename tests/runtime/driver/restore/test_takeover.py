@@ -13,12 +13,15 @@ from strandline.checkpoint.decisions import CompletionPlan
 from strandline.checkpoint.metadata import SinkFile
 from strandline.errors import DirectoryNotOursError, FencedError, SinkFilesMissingError, StorageError
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
-from strandline.runtime.driver.restore.retries import Retries
 from strandline.runtime.driver.restore.takeover import Claim, Restore, Wanted, take_over
+from strandline.runtime.driver.sink_commits import SinkCommits
 from strandline.runtime.protocol.messages import StorageSettings
-from strandline.runtime.protocol.sink_names import new_final_name, staged_name
+from strandline.sinks.base import SinkStart
+from strandline.sinks.names import new_final_name, staged_name
+from strandline.sinks.parquet.target import ParquetTarget
 from strandline.storage.base import StoredFile
 from strandline.storage.local import LocalStorage
+from strandline.storage.retries import Retries
 from tests.factories import checkpoint_metadata
 
 JOB = "visits"
@@ -88,8 +91,8 @@ class Job:
             job=job,
             operators=(),
             max_parallelism=128,
-            sinks={self.path: sink or self.sink},
-            can_withdraw=True,
+            sinks={self.path: ParquetTarget(sink or self.sink, self.path, job)},
+            can_go_back=True,
             restore=Restore(path) if path is not None else None,
         )
         retries = Retries(2, first_pause=0)
@@ -112,7 +115,7 @@ class Job:
         retained = (*claim.store.job_log.retained, self.numbers)
         durable.win_log_entry(CompletionPlan(metadata, (), retained, ()))
         if publish:
-            durable.publish(metadata.sink_files)
+            SinkCommits(claim).publish(metadata)
         return final
 
     def location(self, checkpoint: str) -> str:
@@ -128,6 +131,25 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
+
+
+class Told(ParquetTarget):
+    """A target that remembers what it is told before a takeover."""
+
+    reached: bool | None = None
+
+    def check(self, start: SinkStart) -> int:
+        self.reached = start.reached
+        return super().check(start)
+
+
+def test_a_target_knows_whether_the_run_has_worked_with_it_before(job: Job) -> None:
+    told = Told(job.sink, job.path, JOB)
+    wanted = Wanted(JOB, (), 128, {job.path: told}, can_go_back=True)
+    claim = take_over(job.storage, job.settings, wanted, None, run="run")
+    assert told.reached is False
+    take_over(job.storage, job.settings, wanted, claim.generation, run="run")
+    assert told.reached is True
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["linked", "moved"])
@@ -201,8 +223,8 @@ def test_rows_that_were_withdrawn_are_missed_before_a_takeover_changes_anything(
         job=JOB,
         operators=(),
         max_parallelism=128,
-        sinks={"out": job.sink},
-        can_withdraw=True,
+        sinks={"out": ParquetTarget(job.sink, "out", JOB)},
+        can_go_back=True,
         restore=Restore(f"{copy.url}/{JOB}/chk-3"),
     )
     with pytest.raises(
@@ -237,8 +259,8 @@ def test_a_generation_comes_after_all_that_the_sinks_know(job: Job) -> None:
         job=JOB,
         operators=(),
         max_parallelism=128,
-        sinks={"out": job.sink},
-        can_withdraw=True,
+        sinks={"out": ParquetTarget(job.sink, "out", JOB)},
+        can_go_back=True,
         restore=Restore(f"{copy.url}/{JOB}/chk-1"),
     )
     assert take_over(job.storage, StorageSettings(job.storage.url, {}), wanted, None).generation == claim.generation + 1

@@ -129,7 +129,7 @@ def slot_spec(run: RunInfo, index: int, uids: tuple[str, ...] = ("op",), kind: s
     """A slot that begins without state, but for what `more` says."""
     plain = SlotSpec(
         run=run,
-        generation=1,
+        generation=0,
         index=index,
         incarnation=1,
         parallelism=PARALLELISM,

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from strandline.checkpoint.batch import first_batch
 from strandline.checkpoint.metadata import StateFile, SubtaskState, last_batch
 from strandline.errors import CheckpointError, SegmentsLostError, StorageError
 from strandline.runtime.driver.durable_segments import DurableSegments
@@ -571,7 +572,9 @@ def test_after_no_claim_the_first_checkpoint_refers_to_nothing_that_was_restored
     )
     assert host.changelog.files.without_base() == [S0, S1]
     barrier = host.changelog.barrier(2)
-    host.batch(3, {S0: {A0: b"3"}})  # nothing of it is in the checkpoint, though its state is uploaded only now
+    host.batch(
+        first_batch(2), {S0: {A0: b"3"}}
+    )  # nothing of it is in the checkpoint, though its state is uploaded only now
     acks = host.acknowledge(barrier)
     assert [world.state(ack.state) for ack in acks] == [{A0: b"1", B0: b"2"}, {A1: b"1"}]
     assert not {path for ack in acks for path in paths(ack.state)} & theirs
@@ -699,6 +702,58 @@ def test_an_older_state_does_not_replace_a_newer_one(world: World) -> None:
     assert world.state(host.acknowledged(1)[0].state) == {A0: b"2"}
 
 
+@pytest.mark.parametrize("kind", ["heap", "rocksdb"])
+def test_a_full_checkpoint_uploads_the_state_as_of_its_barrier_and_names_nothing_older(world: World, kind: str) -> None:
+    host = world.host()
+    host.start(*(slot_spec(host.run, index, kind=kind) for index in range(2)))
+    host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    for index in (0, 1):
+        host.changelog.materializer.materialize(index)
+    host.batch(2, {S0: {B0: b"2"}})
+    older = {path for ack in host.acknowledged(1) for path in paths(ack.state)}
+    host.changelog.completed(1)
+    barrier = host.changelog.barrier(2, full=True)
+    host.batch(3, {S0: {A0: b"3"}})
+    acks = host.changelog.acknowledge(barrier)
+    assert older
+    assert older.isdisjoint(path for ack in acks for path in paths(ack.state))
+    assert not any(file.is_segment for ack in acks for file in ack.state.files)
+    assert all(ack.checkpointed_bytes == ack.full_bytes > 0 for ack in acks)
+    assert [world.state(ack.state) for ack in acks] == [{A0: b"1", B0: b"2"}, {A1: b"1"}]
+    host.changelog.completed(2)
+    assert batches(host, S0) == [3]  # the next checkpoint builds on what the full one uploaded
+    assert world.state(host.acknowledged(3)[0].state) == {A0: b"3", B0: b"2"}
+
+
+def test_nobody_else_materializes_a_slot_while_a_full_checkpoint_waits_for_it(world: World) -> None:
+    host = world.started()
+    host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    barrier = host.changelog.barrier(1, full=True)
+    host.batch(2, {S0: {A0: b"2"}})
+    host.changelog.materializer.materialize(0)  # it would be newer than the checkpoint's
+    assert world.state(host.changelog.acknowledge(barrier)[0].state) == {A0: b"1"}
+    host.changelog.materializer.materialize(0)
+    assert batches(host, S0) == []
+    assert world.state(host.acknowledged(2)[0].state) == {A0: b"2"}
+
+
+def test_a_full_checkpoint_that_fails_leaves_the_changelog_as_it_was(world: World) -> None:
+    host = world.started()
+    host.batch(1, {S0: {A0: b"1"}, S1: {A1: b"1"}})
+    host.acknowledged(1)
+    host.changelog.completed(1)
+    barrier = host.changelog.barrier(2, full=True)
+    world.fail()
+    with pytest.raises(StorageError):
+        host.changelog.acknowledge(barrier)
+    world.work_again()
+    host.changelog.aborted(2)
+    assert world.state(host.acknowledged(3)[0].state) == {A0: b"1"}
+    host.batch(2, {S0: {A0: b"2"}})
+    host.changelog.materializer.materialize(0)
+    assert batches(host, S0) == []
+
+
 # --- the end -----------------------------------------------------------------------------------------
 
 
@@ -775,10 +830,13 @@ def test_segments_of_a_restored_log_are_looked_for_where_they_are(world: World) 
     }
     host = world.host()
     host.start(*(slot_spec(host.run, i, restore=[states[i]], decided_batch=1, **more) for i in range(2)))
-    log: list[tuple[str, StateFile]] = [("op", host.batch(2, {S0: {B0: b"2"}})[S0].file)]
+    log: list[tuple[str, StateFile]] = [("op", host.batch(first_batch(2), {S0: {B0: b"2"}})[S0].file)]
     host.kill(local_files=False)
     other = world.host()
-    other.start(slot_spec(other.run, 0, restore=[states[0]], decided_batch=2, segments=log, incarnation=2, **more))
+    decided = first_batch(2)
+    other.start(
+        slot_spec(other.run, 0, restore=[states[0]], decided_batch=decided, segments=log, incarnation=2, **more)
+    )
     assert other.contents()[S0] == {A0: b"1", B0: b"2"}
 
 

@@ -237,11 +237,11 @@ class ChangelogMachine(RuleBasedStateMachine):
     # --- checkpoints ---------------------------------------------------------------------------------
 
     @precondition(lambda self: self.coordinator.should_trigger(0.0, 1, forced=True))
-    @rule(before=BATCHES, during=BATCHES, broken=BROKEN, end=ENDS, files=st.booleans())
-    def checkpoint(self, before: list[Any], during: list[Any], broken: str, end: str, files: bool) -> None:
+    @rule(before=BATCHES, during=BATCHES, broken=BROKEN, end=ENDS, files=st.booleans(), full=st.booleans())
+    def checkpoint(self, before: list[Any], during: list[Any], broken: str, end: str, files: bool, full: bool) -> None:
         """Barrier, acknowledgements, completion; batches go on meanwhile."""
         self.work(before, broken)
-        number = self.barrier()
+        number = self.barrier(full)
         self.work(during, broken)
         if end == "later" or (number not in self.barriers and number not in self.coordinator.ready()):
             return
@@ -252,12 +252,12 @@ class ChangelogMachine(RuleBasedStateMachine):
             heard = [] if end == "unheard" else self.hosts
             self.complete(number, heard, (self.hosts[0], files) if end == "interrupted" else None)
 
-    def barrier(self) -> int:
+    def barrier(self, full: bool = False) -> int:
         number = self.coordinator.trigger(0.0, 0.0, self.decided).id
         self.next_checkpoint = number + 1
         self.frozen[number] = dict(self.truth)
         if self.changelog:
-            self.barriers[number] = [(host, host.changelog.barrier(number)) for host in self.hosts]
+            self.barriers[number] = [(host, host.changelog.barrier(number, full)) for host in self.hosts]
         else:
             for host in self.hosts:
                 self.take_in(number, host.upload_snapshots(number))

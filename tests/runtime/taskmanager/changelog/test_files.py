@@ -297,6 +297,21 @@ def test_left_over_is_what_was_uploaded_here_and_no_checkpoint_may_refer_to() ->
     assert known.leftovers() == ["acknowledged", "base", "held", "log"]
 
 
+def test_what_the_checkpoint_before_a_full_one_named_is_not_left_over() -> None:
+    known = ChangelogFiles()
+    log = known.open(S0, [sst("base")], ())
+    grown(known, segment(1, "log"))
+    asked(known, 1)
+    known.completed(1)
+    known.barrier(2, full=True)
+    assert known.materialized([(log, state(S0, sst("anew")), 1)])
+    assert names(known.acknowledge(2, {S0: [sst("anew")]}).entries[0].files) == ["anew"]
+    known.completed(2)
+    known.close(S0)
+    assert known.leftovers() == []  # the first checkpoint may be retained
+    assert sorted(handle.path for handle in asked(known, 3).obsolete) == ["anew", "base", "log"]
+
+
 # --- any sequence ------------------------------------------------------------------------------------
 
 CHANGED = st.sets(st.sampled_from("abc"))
@@ -449,10 +464,10 @@ class Changelogs(RuleBasedStateMachine):
     # --- checkpoints ---------------------------------------------------------------------------------
 
     @precondition(lambda self: self.coordinator.should_trigger(0.0, 1, forced=True))
-    @rule(before=BATCHES, during=BATCHES, end=ENDS)
-    def checkpoint(self, before: list[Any], during: list[Any], end: str) -> None:
+    @rule(before=BATCHES, during=BATCHES, end=ENDS, full=st.booleans())
+    def checkpoint(self, before: list[Any], during: list[Any], end: str, full: bool) -> None:
         self.work(before)
-        number = self.barrier()
+        number = self.barrier(full)
         self.work(during)
         if end == "later":
             return
@@ -462,12 +477,13 @@ class Changelogs(RuleBasedStateMachine):
         elif number in self.coordinator.ready():
             self.complete_one(number, heard=end != "unheard", host_dies=end == "interrupted")
 
-    def barrier(self) -> int:
+    def barrier(self, full: bool = False) -> int:
         number = self.coordinator.trigger(0.0, 0.0, self.decided).id
         self.frozen_truth[number] = dict(self.truth)
-        self.known.barrier(number)
+        self.known.barrier(number, full)
         missing = [
-            (subtask, self.known[subtask], self.decided, self.truth[subtask]) for subtask in self.known.without_base()
+            (subtask, self.known[subtask], self.decided, self.truth[subtask])
+            for subtask in (self.known.subtasks() if full else self.known.without_base())
         ]
         behind = [(subtask, at) for subtask, at in self.behind if at > self.known[subtask].base_batch]
         self.barriers[number] = (behind, missing)

@@ -41,8 +41,8 @@ from strandline.errors import (
     StorageRefusedError,
     UnknownOutcomeError,
 )
-from strandline.runtime.driver.restore.retries import Retries
 from strandline.storage import JobPaths, Storage
+from strandline.storage.retries import Retries
 
 log = logging.getLogger(__name__)
 

@@ -92,7 +92,8 @@ def _log_offset(offset: str) -> int | None:
         value = json.loads(offset)
     except ValueError:
         return None
-    return value.get("logOffset") if isinstance(value, dict) else None
+    log = value.get("logOffset") if isinstance(value, dict) else None
+    return log if isinstance(log, int) else None  # Kafka's offsets have the names of topics there
 
 
 def seed(position: SourcePosition, folder: Path, *, ticks: bool, places: Sequence[int] = ()) -> None:

@@ -23,9 +23,9 @@ from backports import zstd
 from strandline.checkpoint.metadata import FileHandle, SourceLog, SourceLogPiece, SourcePosition
 from strandline.checkpoint.unpacking import MAX_RATIO, unpacked
 from strandline.errors import CheckpointError, DamagedFileError, NotFoundError
-from strandline.runtime.driver.restore.retries import Retries
 from strandline.storage import JobPaths, Storage
 from strandline.storage.checksums import checksum_text
+from strandline.storage.retries import Retries
 
 HEADER = b"v1"
 """The beginning of every entry. A line feed and a line follow for each file that the source has read."""

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Literal
 
 import msgspec
-import pyarrow as pa
 
 from strandline.checkpoint.job_log import CheckpointRef, JobLog, Start
 from strandline.checkpoint.metadata import CheckpointMetadata, SinkFile, all_files, file_paths, source_files
@@ -25,16 +24,18 @@ from strandline.errors import (
 )
 from strandline.operators.base import Operator
 from strandline.operators.schema_evolution import check_step
-from strandline.runtime.driver.restore.empty_output import check_columns
+from strandline.runtime.driver.restore.former_sinks import check_former_sinks, publish_for_former_sinks
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata, read_referenced
-from strandline.runtime.driver.restore.retries import Retries
+from strandline.runtime.driver.restore.later_sink_files import named_by_newer
 from strandline.runtime.driver.restore.savepoints import METADATA, open_savepoint
-from strandline.runtime.driver.restore.sink_files import check_names, check_sink, named_by_newer, publish, recover_sink
-from strandline.runtime.driver.restore.sink_owner import check_still_owner, claim_sink
 from strandline.runtime.protocol.messages import StorageSettings
+from strandline.sinks.base import SinkStart, SinkTakeover, SinkTarget
+from strandline.sinks.names import check_names
+from strandline.sinks.positions import without_positions
 from strandline.state.descriptors import StateDescriptor
 from strandline.storage import JobPaths, Storage, is_local, open_storage
 from strandline.storage.external import list_files, resolve
+from strandline.storage.retries import Retries
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ class Restore:
 
     path: str
     claim_mode: ClaimMode = "no_claim"
+    repeat_rows: bool = False
+    """Whether sinks that cannot take rows back may write them a second time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,11 @@ class Wanted:
     job: str
     operators: Sequence[Operator]
     max_parallelism: int
-    sinks: Mapping[str, Storage]
-    """The folders of the job's `ParquetSink`s, by path."""
-    can_withdraw: bool
-    """Whether every sink can withdraw rows that it has published. A `ForeachBatchSink` cannot."""
-    columns: Mapping[str, pa.Schema] = field(default_factory=dict)
-    """The columns that each sink's folder gets, by path."""
+    sinks: Mapping[str, SinkTarget]
+    """The targets of the job's exactly-once sinks, by place."""
+    can_go_back: bool
+    """Whether the job may go back to an older checkpoint by itself; see `SinkTarget`. With a `ForeachBatchSink` it may
+    not."""
     restore: Restore | None = None
     allow_non_restored: bool = False
     """Whether restored state that the job does not declare any more may be dropped."""
@@ -82,7 +84,7 @@ class Claim:
     storage: Storage
     paths: JobPaths
     store: JobLogStore
-    sinks: Mapping[str, Storage]
+    sinks: Mapping[str, SinkTarget]
     restored: CheckpointMetadata | None
     """The checkpoint that the generation restores; None if the job begins without state."""
     origin: StorageSettings | None = None
@@ -113,10 +115,10 @@ class Claim:
         latest = self.store.job_log.latest
         return f"{latest.origin or self.storage.url}/{latest.metadata_path}" if latest is not None else None
 
-    def check_not_fenced(self, sink: Storage) -> None:
-        """Raise `FencedError` if another driver has taken the job over, or the folder of the sink."""
+    def check_not_fenced(self, sink: SinkTarget) -> None:
+        """Raise `FencedError` if another driver has taken the job over, or the target of the sink."""
         self.store.check_not_fenced()
-        check_still_owner(sink, self.paths.job, self.store.job_log)
+        sink.check_still_ours(self.store.job_log)
 
     def first_checkpoint_id(self) -> int:
         """An id above those of all completed checkpoints and of all folders that fenced drivers have left."""
@@ -135,11 +137,11 @@ def take_over(
     on_won: Callable[[int], None] = lambda _generation: None,
     retries: Retries | None = None,
 ) -> Claim:
-    """Begin a generation, and bring the sinks' folders to the state of the restored checkpoint.
+    """Begin a generation, and bring the sinks' targets to the state of the restored checkpoint.
 
     `run` is the id of the run, and `after` the generation that it began last, if it restarts the job; see
     `JobLogStore.try_take_over`. `on_won` is called with the new generation's number as soon as the job's log has it,
-    because everything after that may fail and be tried again. If the checkpoint or a sink's folder does not fit the
+    because everything after that may fail and be tried again. If the checkpoint or a sink's target does not fit the
     job, this raises before any driver is fenced.
     """
     paths = JobPaths(wanted.job)
@@ -149,27 +151,16 @@ def take_over(
     claim = _claim(storage, settings, paths, store, wanted, found)
     if found is not None:
         _log_differences(wanted, found)
+    restored = _as_sinks_see(found, wanted.job)
     # Before the sinks are recovered, which deletes staged files: a folder may have been moved, or have a new name.
     if claim.origin is None:  # in a checkpoint from elsewhere, the folders are those of somebody who may still run
-        _publish_for_former_sinks(wanted, found, settings)
-    restored = _as_sinks_see(found, wanted.job)
-    for path, sink in wanted.sinks.items():
-        store.retries.call(
-            f"job {wanted.job}: claiming {sink.url}", partial(claim_sink, sink, wanted.job, store.job_log)
+        publish_for_former_sinks(restored, wanted.sinks, settings.options)
+    for place, sink in wanted.sinks.items():
+        takeover = SinkTakeover(
+            restored, store.job_log, partial(claim.check_not_fenced, sink), store.retries, tuple(named)
         )
-        recover = partial(
-            recover_sink,
-            sink,
-            path,
-            wanted.job,
-            restored,
-            claim.generation,
-            partial(claim.check_not_fenced, sink),
-            store.retries,
-            went_back=store.job_log.went_back,
-            named=named,
-        )
-        store.retries.call(f"job {wanted.job}: recovering {sink.url}", recover)
+        store.retries.call(f"job {wanted.job}: claiming {place}", partial(sink.claim, store.job_log))
+        store.retries.call(f"job {wanted.job}: recovering {place}", partial(sink.recover, takeover))
     return claim
 
 
@@ -185,16 +176,14 @@ def _win_takeover(
         position = store.job_log.position
         try:
             start, found = candidates.choose()
-            restored, log_before = _as_sinks_see(found, wanted.job), store.job_log
-            seen = [
-                check_sink(sink, path, wanted.job, restored, log_before, store.retries, takes_sinks=start.takes_sinks)
-                for path, sink in wanted.sinks.items()
-            ]
-            for path, columns in wanted.columns.items():
-                store.retries.call(
-                    f"job {wanted.job}: the columns of {wanted.sinks[path].url}",
-                    partial(check_columns, wanted.sinks[path], wanted.job, columns),
-                )
+            restored = _as_sinks_see(found, wanted.job)
+            repeat_rows = wanted.restore is not None and wanted.restore.repeat_rows
+            sink_start = SinkStart(
+                restored, store.job_log, store.retries, start.takes_sinks, repeat_rows, reached=after is not None
+            )
+            if not wanted.allow_non_restored:
+                check_former_sinks(restored, wanted.sinks, candidates.storage, candidates.options)
+            seen = [sink.check(sink_start) for sink in wanted.sinks.values()]
             named = candidates.later_sink_files(start, restored) if wanted.sinks else []
         except CheckpointError:
             # A running driver may have completed a checkpoint meanwhile, and deleted the one that was checked.
@@ -241,8 +230,8 @@ class _Candidates:
     def __init__(
         self, storage: Storage, settings: StorageSettings, paths: JobPaths, store: JobLogStore, wanted: Wanted
     ) -> None:
-        self._storage = storage
-        self._options = settings.options
+        self.storage = storage
+        self.options = settings.options
         self._paths = paths
         self._store = store
         self._wanted = wanted
@@ -270,7 +259,7 @@ class _Candidates:
         """The sink files that checkpoints of the job name and that have to go, if the job goes back to `restored`."""
         if not self._store.job_log.goes_back(start):
             return []
-        return named_by_newer(self._storage, self._paths, self._store.job_log, restored, self._wanted.others)
+        return named_by_newer(self.storage, self._paths, self._store.job_log, restored, self._wanted.others)
 
     def _older(self, damage: CheckpointError) -> tuple[Start, CheckpointMetadata]:
         """The newest retained checkpoint that is not damaged. Raises `damage`, that of the newest, if there is none."""
@@ -280,22 +269,24 @@ class _Candidates:
         older = [number for number in reversed(known.retained) if number < newest]
         if not known.latest.ours or not older:
             raise damage
-        if not self._wanted.can_withdraw:
+        if not self._wanted.can_go_back:
             raise type(damage)(
-                f"{damage} Checkpoint {older[0]} is still there, but a ForeachBatchSink cannot take back the rows that "
-                "were written after it, so the job does not go back by itself. If your function can handle rows that "
-                f"arrive again, start with restore='{self._storage.url}/{self._paths.checkpoint_dir(older[0])}'."
+                f"{damage} Checkpoint {older[0]} is still there, but a sink of the job (a ForeachBatchSink, or a "
+                "target that only appends) cannot take back the rows that were written after it, so the job does not "
+                "go back by itself. If these rows may arrive again, start with "
+                f"restore='{self.storage.url}/{self._paths.checkpoint_dir(older[0])}', and with repeat_rows=True if a "
+                "target only appends."
             )
         for number in older:
             try:
-                metadata = read_metadata(self._storage, self._paths, number, self._wanted.others)
-                self._check(self._storage, metadata, any_job=False)
+                metadata = read_metadata(self.storage, self._paths, number, self._wanted.others)
+                self._check(self.storage, metadata, any_job=False)
             except (MetadataError, CheckpointNotFoundError, DamagedFileError) as error:
                 log.warning("job %s: checkpoint %d cannot be used either: %s", self._paths.job, number, error)
                 continue
             log.warning(
-                "job %s: checkpoint %d is damaged, so the job goes back to checkpoint %d and withdraws the rows that "
-                "its sinks published since then: %s",
+                "job %s: checkpoint %d is damaged, so the job goes back to checkpoint %d. Its sinks withdraw the rows "
+                "that they published since then, or replace them when they arrive again: %s",
                 self._paths.job,
                 newest,
                 number,
@@ -310,7 +301,7 @@ class _Candidates:
         if parts is None:
             return self._savepoint(restore)
         root, paths, number = parts
-        storage = self._storage if _same_place(root, self._storage.url) else open_storage(root, self._options)
+        storage = self.storage if _same_place(root, self.storage.url) else open_storage(root, self.options)
         path = paths.metadata(number)
         if not storage.exists(path):
             raise CheckpointNotFoundError(
@@ -320,16 +311,16 @@ class _Candidates:
         metadata = read_metadata(storage, paths, number, self._wanted.others)
         self._check(storage, metadata, any_job=True)
         ref = CheckpointRef(number, path, metadata.batch_id)
-        if storage is self._storage and paths.job == self._paths.job:
+        if storage is self.storage and paths.job == self._paths.job:
             return self._store.job_log.restore_own(ref, claim=restore.claim_mode == "claim"), metadata
         if restore.claim_mode == "claim":
             raise CheckpointError(
                 f"restore={restore.path!r}: claim_mode='claim' is for checkpoints in the job's own folder, "
-                f"{self._storage.url}/{self._paths.root}: another job may still use these files, so this job must not "
+                f"{self.storage.url}/{self._paths.root}: another job may still use these files, so this job must not "
                 "delete them. Use claim_mode='no_claim', and delete the original yourself once the job has a "
                 "checkpoint of its own."
             )
-        if storage is not self._storage:
+        if storage is not self.storage:
             ref = msgspec.structs.replace(ref, origin=storage.url)
         other = _other_log(storage, paths)
         above = max(metadata.generation, other.generation)
@@ -339,7 +330,7 @@ class _Candidates:
     def _savepoint(self, restore: Restore) -> tuple[Start, CheckpointMetadata]:
         """The savepoint at the path that the user gave."""
         try:
-            storage, metadata = open_savepoint(restore.path, self._options)
+            storage, metadata = open_savepoint(restore.path, self.options)
         except CheckpointNotFoundError as error:
             raise CheckpointNotFoundError(
                 f"restore={restore.path!r} is not the path of a checkpoint or savepoint: give the directory of a "
@@ -358,13 +349,13 @@ class _Candidates:
     def _usable(self, ref: CheckpointRef) -> CheckpointMetadata:
         if ref.ours and ref.metadata_path != self._paths.metadata(ref.checkpoint_id):
             raise IncompatibleCheckpointError(
-                f"{self._storage.url}/{self._paths.root} belongs to another job, not to job {self._paths.job!r}: its "
+                f"{self.storage.url}/{self._paths.root} belongs to another job, not to job {self._paths.job!r}: its "
                 f"log names {ref.metadata_path!r} as the newest checkpoint. Start the job under the name it had, with "
                 "its folder where it was; or use a name that has no folder yet."
             )
         if ref.ours and ref.checkpoint_id in self._wanted.damaged:
             raise DamagedFileError(self._wanted.damaged[ref.checkpoint_id])
-        storage = open_storage(ref.origin, self._options) if ref.origin is not None else self._storage
+        storage = open_storage(ref.origin, self.options) if ref.origin is not None else self.storage
         metadata = read_referenced(storage, ref, self._wanted.others)
         self._check(storage, metadata, any_job=not ref.ours)
         return metadata
@@ -441,26 +432,11 @@ def _log_differences(wanted: Wanted, metadata: CheckpointMetadata) -> None:
             log.info("%s has no state of step %s, which begins empty", what, uid)
 
 
-def _publish_for_former_sinks(wanted: Wanted, found: CheckpointMetadata | None, settings: StorageSettings) -> None:
-    """Publish the rows that the checkpoint covers in the folders of sinks that the job does not have any more.
-
-    The folder may be that of one of the job's sinks now, because it was moved or has another name.
-    """
-    if found is None or found.job != wanted.job:
-        return
-    for path in {file.sink for file in found.sink_files} - wanted.sinks.keys():
-        files = [file for file in found.sink_files if file.sink == path]
-        for sink in (open_storage(path, settings.options, private=False), *wanted.sinks.values()):
-            staged = [file for file in files if sink.exists(file.staged)]
-            if staged:
-                publish(sink, staged)
-
-
 def _as_sinks_see(metadata: CheckpointMetadata | None, job: str) -> CheckpointMetadata | None:
-    """The restored checkpoint without sink files if it comes from another job, whose rows are not in our sinks."""
+    """The restored checkpoint without notes on sinks if it comes from another job, whose rows are not in our sinks."""
     if metadata is None or metadata.job == job:
         return metadata
-    return msgspec.structs.replace(metadata, sink_files=())
+    return msgspec.structs.replace(metadata, sink_files=(), properties=without_positions(metadata.properties))
 
 
 def _other_log(storage: Storage, paths: JobPaths) -> JobLog:

@@ -46,6 +46,8 @@ class Barrier:
     """The same moment, by a clock that nobody sets."""
     behind: tuple[QueuedSegment, ...]
     frozen: tuple[FrozenState, ...]
+    full: bool = False
+    """Whether the checkpoint uploads the whole state."""
 
     @property
     def durable(self) -> bool:
@@ -184,24 +186,18 @@ class Changelog:
 
     # --- checkpoints -----------------------------------------------------------------------------
 
-    def barrier(self, checkpoint_id: int) -> Barrier:
+    def barrier(self, checkpoint_id: int, full: bool = False) -> Barrier:
         """Take the barrier of a checkpoint: it names what is committed now, whatever is committed later.
 
         The caller makes sure that nothing commits meanwhile. Slots with a state that was never materialized are frozen,
-        so that `acknowledge` can upload that state.
+        so that `acknowledge` can upload that state. For a `full` checkpoint all slots are.
         """
         with self._lock:
-            self.files.barrier(checkpoint_id)
+            self.files.barrier(checkpoint_id, full)
             behind = self.queue.behind_at_barrier()
-            missing = sorted({index for _operator, index in self.files.without_base()})
-        frozen: list[FrozenState] = []
-        try:
-            for index in missing:
-                frozen.append(self.materializer.freeze(index))
-        except BaseException:
-            self.materializer.release(frozen)
-            raise
-        return Barrier(checkpoint_id, time.time(), time.monotonic(), behind, tuple(frozen))
+            needed = self.files.subtasks() if full else self.files.without_base()
+        frozen = self.materializer.freeze_for_checkpoint(sorted({index for _operator, index in needed}))
+        return Barrier(checkpoint_id, time.time(), time.monotonic(), behind, frozen, full)
 
     def acknowledge(self, barrier: Barrier) -> list[SubtaskAck]:
         """Wait until everything that was committed at the barrier is durable; returns the acknowledgements.
@@ -239,10 +235,10 @@ class Changelog:
             if failed is not None:
                 raise failed
             for frozen in barrier.frozen:
-                for ack in self.materializer.upload(frozen):
+                for ack in self.materializer.upload(frozen, full=barrier.full):
                     late[ack.state.operator, frozen.index] = list(ack.state.files)
         finally:
-            self.materializer.release(barrier.frozen)
+            self.materializer.release_checkpoint(barrier.frozen)
         materialized = set(late)
         for segment in barrier.behind:
             if segment.subtask not in materialized and segment.file is not None:

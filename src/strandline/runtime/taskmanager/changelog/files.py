@@ -67,7 +67,8 @@ class _Pending:
 
     subtasks: dict[Subtask, SubtaskFiles] = field(default_factory=dict)
     files: dict[Subtask, tuple[StateFile, ...]] = field(default_factory=dict)
-    """What the checkpoint names. A subtask without a base has no files here until the acknowledgement."""
+    """What the checkpoint names. A subtask without a base, and every one of a full checkpoint, has no files here until
+    the acknowledgement."""
     obsolete: frozenset[str] = frozenset()
     """What the checkpoint reports."""
 
@@ -208,11 +209,16 @@ class ChangelogFiles:
         """The subtasks that must be materialized before a checkpoint can name their state."""
         return [subtask for subtask, known in sorted(self._subtasks.items()) if known.base is None]
 
-    def barrier(self, checkpoint_id: int) -> None:
-        """Note what the checkpoint names and reports: everything that is known now."""
+    def barrier(self, checkpoint_id: int, full: bool = False) -> None:
+        """Note what the checkpoint names and reports: everything that is known now.
+
+        A `full` checkpoint names nothing of it: all of its state becomes durable after the barrier.
+        """
         self._pending[checkpoint_id] = _Pending(
             subtasks=dict(self._subtasks),
-            files={subtask: () if known.base is None else known.files for subtask, known in self._subtasks.items()},
+            files={
+                subtask: () if full or known.base is None else known.files for subtask, known in self._subtasks.items()
+            },
             obsolete=frozenset(self._obsolete),
         )
 
@@ -253,9 +259,12 @@ class ChangelogFiles:
         for older in [number for number in self._pending if number < checkpoint_id]:
             # The older checkpoint may be complete, too: its notification can get lost.
             self._spared |= self._pending.pop(older).paths()
-        self._confirmed = pending.paths()
         for path in pending.obsolete:
             self._obsolete.pop(path, None)
+        # A full checkpoint names nothing that the one before named, and that one may be retained. What it alone names
+        # is not reported as obsolete yet.
+        self._spared |= (self._confirmed - pending.paths()).intersection({*self._users, *self._obsolete})
+        self._confirmed = pending.paths()
         lost = [
             subtask for subtask, known in sorted(self._subtasks.items()) if pending.subtasks.get(subtask) is not known
         ]

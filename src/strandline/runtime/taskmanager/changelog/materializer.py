@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -91,6 +91,10 @@ class Materializer:
         self._rest_until: dict[int, float] = {}
         """Slots whose materialization failed: until then, large segments are no reason to try again."""
         self._last_number = 0
+        self._reserved = 0
+        """For how many checkpoints state is frozen that is not uploaded yet. The shared lock protects it."""
+        self._freezing = threading.Lock()
+        """Held while the upkeep freezes a state. Taken before the shared lock, and before any slot is asked."""
         self._uploading = threading.Lock()
         """Held during an upload. Whoever holds it may take the shared lock, never the other way round."""
 
@@ -158,11 +162,41 @@ class Materializer:
             if all(known.base is not None and not known.segments for known in self._subtasks(index).values()):
                 return
         self._slots.compact(index)
-        frozen = self.freeze(index)
+        with self._freezing:
+            with self._lock:
+                if self._reserved:
+                    return  # a checkpoint has frozen an older state: it could not use that behind a newer one
+            frozen = self.freeze(index)
         try:
             self.upload(frozen)
         finally:
             self.release([frozen])
+
+    def freeze_for_checkpoint(self, indexes: Iterable[int]) -> tuple[FrozenState, ...]:
+        """Freeze the states of some slots for a checkpoint that waits for their upload; see `release_checkpoint`.
+
+        Until then nobody else materializes a state: one that is newer would make the frozen ones useless.
+        """
+        wanted = tuple(indexes)
+        if not wanted:
+            return ()
+        frozen: list[FrozenState] = []
+        with self._freezing, self._lock:
+            self._reserved += 1
+        try:
+            for index in wanted:
+                frozen.append(self.freeze(index))
+        except BaseException:
+            self.release_checkpoint(frozen, reserved=True)
+            raise
+        return tuple(frozen)
+
+    def release_checkpoint(self, frozen: Sequence[FrozenState], *, reserved: bool = False) -> None:
+        """Let the states go that were frozen for a checkpoint. `reserved`: there may be none, because one failed."""
+        if frozen or reserved:
+            with self._lock:
+                self._reserved -= 1
+        self.release(frozen)
 
     def freeze(self, index: int) -> FrozenState:
         """Freeze a slot's state as it is now. Whoever calls it must call `release`."""
@@ -174,8 +208,8 @@ class Materializer:
             number = self._last_number = max(self._last_number + 1, time.time_ns() // 1000)
         return FrozenState(index, number, subtasks, self._slots.freeze(index, number))
 
-    def upload(self, frozen: FrozenState) -> list[SubtaskAck]:
-        """Upload a frozen state and truncate the changelog before it.
+    def upload(self, frozen: FrozenState, *, full: bool = False) -> list[SubtaskAck]:
+        """Upload a frozen state and truncate the changelog before it. With `full`, all files are uploaded anew.
 
         Raises `CheckpointError`, and deletes what was uploaded, if the changelog cannot use the state any more.
         """
@@ -183,7 +217,7 @@ class Materializer:
         with self._uploading:
             try:
                 snapshots = frozen.snapshots()
-                acks = self._uploader.upload(frozen.number, snapshots, lasting=True)
+                acks = self._uploader.upload(frozen.number, snapshots, lasting=True, full=full)
                 states = [
                     (frozen.subtasks[ack.state.operator], ack.state, snapshot.report.batch)
                     for snapshot, ack in zip(snapshots, acks, strict=True)

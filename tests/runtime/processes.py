@@ -50,13 +50,13 @@ from strandline.runtime.protocol.messages import (
 )
 from strandline.runtime.protocol.server import Server
 from strandline.runtime.protocol.slot_calls import (
-    Commit,
     PrepareEmpty,
     SlotClient,
     SlotStatus,
 )
 from strandline.runtime.protocol.taskmanager_calls import (
     CheckpointCompleted,
+    CommitBatch,
     ForSlots,
     SlotAnswers,
     StartSlots,
@@ -200,9 +200,9 @@ class Driver(CoordinatorCalls):
         assert self.manager.prepare_empty(request).failures == {}
 
     def commit(self, batch: int) -> None:
-        answers = self.manager.commit(ForSlots([0, 1], Commit(batch)))
+        answers = self.manager.commit(ForSlots([0, 1], CommitBatch(batch)))
         assert answers.failures == {}
-        assert all(timers == {} for timers in answers.values.values())
+        assert all(one.timers == {} for one in answers.values.values())
 
     def statuses(self) -> SlotAnswers[SlotStatus]:
         return self.manager.slot_status(ForSlots([0, 1], NOTHING))

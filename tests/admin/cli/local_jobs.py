@@ -25,7 +25,12 @@ def registered(view: GivenJob, url: str = "", token: str = "") -> Iterator[None]
     """The entry of a run, until the end of the block."""
     registration = Registration(view, None, url, token)
     try:
-        wait_until(lambda: any(run.entry.run == view.given.run for run in local_runs()), what="the entry")
+        # A test may register the same run twice: the entry of the first time says that it has ended.
+        wanted = (view.given.run, view.given.status, url)
+        wait_until(
+            lambda: any((run.entry.run, run.entry.status, run.entry.rest_url) == wanted for run in local_runs()),
+            what="the entry",
+        )
         yield
     finally:
         if not view.given.status.ended:

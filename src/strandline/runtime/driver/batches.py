@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -45,6 +45,7 @@ from strandline.runtime.driver.watermarks import Seen
 from strandline.runtime.protocol.exchange import Delivery
 from strandline.runtime.protocol.messages import BatchTime
 from strandline.runtime.protocol.slot_calls import NextTimers, PrepareEmpty, PushedRows, RowCounts, SlotStatus
+from strandline.runtime.protocol.taskmanager_calls import CommittedSlot, TakeCheckpoint
 from strandline.runtime.task.batch_properties import ADDRESSES, BATCH, GENERATION, PROPERTIES, ROUND, STAGING, TIME
 
 if TYPE_CHECKING:
@@ -60,6 +61,16 @@ LOOK_EVERY = 0.1
 """Seconds between two looks at the cluster, while somebody waits for a batch to end."""
 FATAL = (UserCodeError, SchemaError, SourceDataLostError, StorageFullError, StorageRefusedError)
 """Errors that would occur again for the same batch: neither the batch nor the run is repeated."""
+
+
+class _Decided(NamedTuple):
+    """A batch that all slots have applied."""
+
+    batch: int
+    barrier: TakeCheckpoint | None
+    """The barrier that went with the commit."""
+    told: Collection[CommittedSlot]
+    """What the slots told; empty if the barrier was given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +222,7 @@ class Batches:
             finally:
                 for name in PROPERTIES:  # local properties belong to this thread, and this thread is the user's
                     context.setLocalProperty(name, None)  # type: ignore[arg-type]  # None removes it
-            self._decide(lambda _timers: None)
+            self._decide(lambda _timers: None, lambda _batch: None)
 
     def run_without_sources(self, rows: DataFrame, spark_batch: int, number: int, ended: Collection[str]) -> None:
         """Run a batch of a drain, in the caller's thread: the batch `number` after Spark's last one, `spark_batch`.
@@ -442,9 +453,14 @@ class Batches:
         `moved` moves the position before any checkpoint can begin.
         """
         with self._checkpoints.commit_lock:
-            batch = self._decide(lambda timers: self._clock.committed(when, seen, timers))
+            batch, barrier, told = self._decide(
+                lambda timers: self._clock.committed(when, seen, timers),
+                lambda batch: self._checkpoints.begin_with_commit(batch, began, wanted=self._checkpoint_every_batch),
+            )
             self._checkpoints.committed(batch, spark_batch, files, began)
             moved()
+            if barrier is not None:
+                self._checkpoints.end_barrier(barrier.checkpoint, told)
         steps: dict[str, RowCounts] = {}
         for (operator, _index), counts in self._counts.items():
             steps[operator] = steps.get(operator, RowCounts()).plus(counts)
@@ -454,30 +470,38 @@ class Batches:
         self._progress.committed(work)
         self.committed += 1
 
-    def _decide(self, on_applied: Callable[[list[NextTimers]], None]) -> int:
+    def _decide(
+        self,
+        on_applied: Callable[[list[NextTimers]], None],
+        begin_checkpoint: Callable[[int], TakeCheckpoint | None],
+    ) -> _Decided:
         """Decide the batch, and have every slot apply it. `on_applied` gets what each slot waits for next.
 
-        A slot that dies in between is rebuilt at the decided batch, from its segments.
+        A slot that dies in between is rebuilt at the decided batch, from its segments. `begin_checkpoint` may give a
+        barrier that goes with the commit.
         """
         with self._checkpoints.commit_lock:
             batch = self._protocol.commit()
             try:
-                self._apply(batch, on_applied)
-                return batch
+                barrier = begin_checkpoint(batch)
+                return _Decided(batch, barrier, self._apply(batch, on_applied, barrier))
             except BaseException as error:
                 # Some slots may have the batch, and the position is that of the batch before: no checkpoint of both.
                 told = error if isinstance(error, StrandlineError) else StrandlineError(f"batch {batch}: {error!r}")
                 self._checkpoints.give_up(told)
                 raise
 
-    def _apply(self, batch: int, on_applied: Callable[[list[NextTimers]], None]) -> None:
-        for _ in range(MAX_ROUNDS):
+    def _apply(
+        self, batch: int, on_applied: Callable[[list[NextTimers]], None], barrier: TakeCheckpoint | None
+    ) -> Collection[CommittedSlot]:
+        """Have every slot apply the batch. Returns what the slots told, or nothing if the barrier was given up."""
+        for attempt in range(MAX_ROUNDS):
             try:
-                timers = self._cluster.commit(batch)
-                for index in timers:
+                told = self._cluster.commit(batch, barrier if attempt == 0 else None)
+                for index in told:
                     self._protocol.applied(index, self._cluster.incarnation(index), batch)
-                on_applied(list(timers.values()))
-                return
+                on_applied([one.timers for one in told.values()])
+                return told.values() if attempt == 0 else ()
             except SlotLostError:
                 if self._ending.is_set():
                     raise  # the slots may be those of the next generation already

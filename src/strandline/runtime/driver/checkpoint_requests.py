@@ -79,6 +79,12 @@ class Waiters:
         self._full |= full
         return future
 
+    def join(self, checkpoint_id: int) -> Future[CheckpointStats]:
+        """A future for a checkpoint that has begun."""
+        future: Future[CheckpointStats] = Future()
+        self._begun[checkpoint_id].append(future)
+        return future
+
     def begin_checkpoint(self, checkpoint_id: int) -> bool:
         """Everybody who waits for a checkpoint to begin waits for this one to end. Returns whether it is to be full."""
         self._begun[checkpoint_id], self._requested = self._requested, []

@@ -6,9 +6,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
+from typing import NamedTuple
 
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.decisions import FailDecision
@@ -31,6 +32,7 @@ from strandline.runtime.driver.restore.savepoints import SavepointTarget
 from strandline.runtime.driver.sink_commits import SinkCommits
 from strandline.runtime.liveness.threads import ends_within
 from strandline.runtime.protocol.coordinator_calls import Acknowledgement, Decline
+from strandline.runtime.protocol.taskmanager_calls import CommittedSlot, TakeCheckpoint
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,13 @@ CLOSE_PATIENCE = 30.0
 """How many seconds the end of a generation waits for storage that does not answer."""
 RETRY_PAUSE = 0.2
 """How many seconds pass before a checkpoint that failed is taken again on request."""
+
+
+class _Begun(NamedTuple):
+    """A checkpoint that was triggered."""
+
+    id: int
+    full: bool
 
 
 class Checkpoints:
@@ -186,6 +195,46 @@ class Checkpoints:
             self._inputs.add(CommittedBatch(batch, spark_batch), files)
             self._wake.notify_all()
 
+    def begin_with_commit(self, batch: int, began: float, *, wanted: bool = False) -> TakeCheckpoint | None:
+        """Begin a checkpoint whose barrier comes with the commit of `batch`; None if none is due, or can be.
+
+        With the changelog a barrier needs no slot, so it can come with the commit, and saves a call. The batch is
+        decided, began at `began`, and the commit has not gone out. A `wanted` checkpoint does not wait until it is due.
+        The caller holds the commit lock, and calls `end_barrier` behind the commit. If the commit fails for good it
+        calls `give_up`.
+        """
+        if self._cluster.run.changelog is None:
+            return None
+        with self._wake:
+            if self._closed or self._suspended or self.failure is not None or self._savepoints:
+                return None
+            self._coordinator.committed(batch, began)
+            begun = self._begin_if_due(batch, wanted=wanted)
+            return TakeCheckpoint(begun.id, self._timeout, begun.full) if begun is not None else None
+
+    def end_barrier(self, checkpoint_id: int, committed: Collection[CommittedSlot]) -> None:
+        """Go on with a checkpoint after the commit that its barrier came with, and that `committed` has told.
+
+        The batch and its position are known by now. The caller holds the commit lock since `begin_with_commit`.
+        """
+        with self._lock:
+            if all(one.id != checkpoint_id for one in self._coordinator.pending()):
+                return  # aborted meanwhile
+            covered = self._inputs.committed
+            assert covered is not None
+            files = self._inputs.sink_files(covered.batch)
+        self._barrier(checkpoint_id, covered, files, partial(self._take_answers, committed))
+
+    def _take_answers(self, committed: Collection[CommittedSlot], checkpoint_id: int) -> None:
+        refused = next((one.refused for one in committed if one.refused is not None), None)
+        if refused is not None:
+            raise refused.error()
+        if not committed:
+            raise SlotLostError("a slot was lost while the batch before the barrier was committed")
+        for one in committed:
+            for ack in one.acks:
+                self._acknowledge(checkpoint_id, ack)
+
     def wait_for_sinks(self, given_up: Callable[[], bool]) -> None:
         """Return when another batch may stage rows, or when `given_up` returns True."""
         self._commits.wait_for_room(
@@ -261,16 +310,28 @@ class Checkpoints:
         with self._lock:
             all_covered = self._inputs.all_covered
         if not all_covered:
-            self.take_tolerantly(heal)
+            self._tolerantly(lambda: self._take(self._wait_for_covering, heal))
+
+    def _wait_for_covering(self) -> Future[CheckpointStats]:
+        """A future for a checkpoint that covers all that is committed: one that has begun, or else the next one."""
+        batch = self._inputs.batch
+        assert batch is not None
+        for pending in self._coordinator.pending():
+            if pending.kind == "checkpoint" and pending.batch >= batch:
+                return self._waiters.join(pending.id)
+        return self._waiters.request()
 
     def take_tolerantly(self, heal: Callable[[], None] | None = None) -> CheckpointStats | None:
         """Like `take`, but a checkpoint that fails is taken again, as long as the job tolerates its failures.
 
         Raises the failure of the generation once it does not.
         """
+        return self._tolerantly(lambda: self.take(heal))
+
+    def _tolerantly(self, take: Callable[[], CheckpointStats | None]) -> CheckpointStats | None:
         while True:
             try:
-                return self.take(heal)
+                return take()
             except CheckpointFailedError:
                 with self._wake:
                     self._wake.wait_for(lambda: self._closed or self.failure is not None, RETRY_PAUSE)
@@ -374,18 +435,28 @@ class Checkpoints:
             while self._savepoints:
                 self._trigger_savepoint()
             with self._lock:
-                now, batch = time.monotonic(), self._inputs.batch
-                forced = self._waiters.requested and self._coordinator.should_trigger(now, batch, forced=True)
-                due_now = self._coordinator.should_trigger(now, batch) and not self._cluster.suspects()
-                if not forced and not due_now:
+                begun = self._begin_if_due(self._inputs.batch)
+                if begun is None:
                     return
                 committed = self._inputs.committed
                 assert committed is not None
-                due = now if forced else self._coordinator.due_at()
-                pending = self._coordinator.trigger(now, due, committed.batch, epoch=time.time() - now)
-                full = self._waiters.begin_checkpoint(pending.id)
                 files = self._inputs.sink_files(committed.batch)
-            self._barrier(pending.id, committed, files, partial(self._freeze_for_checkpoint, full=full))
+            self._barrier(begun.id, committed, files, partial(self._freeze_for_checkpoint, full=begun.full))
+
+    def _begin_if_due(self, batch: int | None, *, wanted: bool = False) -> _Begun | None:
+        """Begin a checkpoint with its barrier after `batch`, the last one that is decided, if it is wanted or due.
+
+        The caller holds both locks.
+        """
+        now = time.monotonic()
+        wanted = wanted or self._waiters.requested
+        forced = wanted and self._coordinator.should_trigger(now, batch, forced=True)
+        due_now = self._coordinator.should_trigger(now, batch) and not self._cluster.suspects()
+        if batch is None or not (forced or due_now):
+            return None
+        due = now if forced else self._coordinator.due_at()
+        pending = self._coordinator.trigger(now, due, batch, epoch=time.time() - now)
+        return _Begun(pending.id, self._waiters.begin_checkpoint(pending.id))
 
     def _trigger_savepoint(self) -> None:
         with self._lock:

@@ -55,8 +55,6 @@ from strandline.runtime.protocol.profiles import Folded, Profile
 from strandline.runtime.protocol.server import Server
 from strandline.runtime.protocol.slot_calls import (
     BatchRound,
-    Commit,
-    NextTimers,
     Prepare,
     PrepareEmpty,
     Query,
@@ -65,6 +63,8 @@ from strandline.runtime.protocol.slot_calls import (
 from strandline.runtime.protocol.taskmanager_calls import (
     CheckpointAborted,
     CheckpointCompleted,
+    CommitBatch,
+    CommittedSlot,
     ForSlots,
     OlderSlots,
     PreparedSlot,
@@ -489,12 +489,15 @@ class Cluster(CoordinatorCalls):
         """Begin a round: what slots prepared for the batch is void."""
         self._every_slot(TaskManagerClient.discard, BatchRound(batch, round_))
 
-    def commit(self, batch: int) -> dict[int, NextTimers]:
-        """Have every slot make a decided batch its state. Returns when each slot next has something to do."""
+    def commit(self, batch: int, barrier: TakeCheckpoint | None = None) -> dict[int, CommittedSlot]:
+        """Have every slot make a decided batch its state. Returns when each slot next has something to do.
+
+        With the changelog a `barrier` may come with it, which is taken behind the batch; see `barrier`.
+        """
         with self._lock:  # a checkpoint may be completed at this moment
             self._check_current(batch)
             self._segments.decided(batch, self.run.changelog is not None)
-        return self._every_slot(TaskManagerClient.commit, Commit(batch))
+        return self._every_slot(TaskManagerClient.commit, CommitBatch(batch, barrier))
 
     def _check_current(self, batch: int) -> None:
         """Raises `SlotLostError` for a batch of an older generation: its thread has woken up late."""

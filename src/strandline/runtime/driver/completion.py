@@ -50,7 +50,7 @@ class Completion:
         """Register the files of a checkpoint and write its metadata. An error fails the checkpoint.
 
         Returns what is to be done next; None if nothing is. A savepoint is complete then: it belongs to the user, so it
-        is neither entered into the job's log nor registered. A checkpoint may have been aborted since it became ready.
+        is neither entered into the job's log nor registered.
         """
         target = self.savepoints.target(checkpoint_id)
         plan = self._plan(checkpoint_id, whole=target is not None)
@@ -85,9 +85,10 @@ class Completion:
             self.cluster.checkpoint_completed(self._last)
 
     def _plan(self, checkpoint_id: int, *, whole: bool) -> CompletionPlan | None:
-        """Register the files of a checkpoint and make its metadata; None if it was aborted since it became ready.
+        """Register the files of a checkpoint and make its metadata; None if there is nothing to complete.
 
-        `whole` is set for a savepoint, which refers to no other file of the job.
+        It may have been aborted since it became ready. If its barrier came with a commit that has not ended, its
+        position is not known yet. `whole` is set for a savepoint, which refers to no other file of the job.
         """
         inputs = self.inputs.of(checkpoint_id)
         if inputs is None:

@@ -18,7 +18,6 @@ from strandline.runtime.protocol.messages import Rebuilt, Sealed, SegmentUpload,
 from strandline.runtime.protocol.profiles import Folded, Profile
 from strandline.runtime.protocol.slot_calls import (
     BatchRound,
-    Commit,
     NextTimers,
     Prepare,
     PrepareEmpty,
@@ -107,6 +106,24 @@ class TakeCheckpoint(msgspec.Struct, frozen=True):
     full: bool = False
     """Whether the whole state is uploaded, also the files that the last checkpoint holds. With the changelog, the
     state is materialized, and the checkpoint waits for that."""
+
+
+class CommitBatch(msgspec.Struct, frozen=True):
+    """The decision that a batch is part of the state."""
+
+    batch: int
+    barrier: TakeCheckpoint | None = None
+    """With the changelog: the barrier of a checkpoint behind the batch, so that it needs no call of its own."""
+
+
+class CommittedSlot(msgspec.Struct, frozen=True):
+    """What a slot waits for after a commit, and how the barrier behind it went."""
+
+    timers: NextTimers
+    acks: list[SubtaskAck] = []
+    """Acknowledgements that are ready at once. The others reach the driver later."""
+    refused: Failure | None = None
+    """Why no barrier was taken."""
 
 
 class TakeSavepoint(msgspec.Struct, frozen=True):
@@ -212,8 +229,11 @@ class TaskManagerCalls(ABC):
 
     @call(deadline=LONG)
     @abstractmethod
-    def commit(self, request: ForSlots[Commit]) -> SlotAnswers[NextTimers]:
-        """The batch is decided: it is part of the changelog, and every slot makes it its state."""
+    def commit(self, request: ForSlots[CommitBatch]) -> SlotAnswers[CommittedSlot]:
+        """The batch is decided: it is part of the changelog, and every slot makes it its state.
+
+        A barrier that comes with it is taken once all slots have done so. If one has not, none is taken.
+        """
 
     @call(deadline=LONG)
     @abstractmethod
@@ -313,7 +333,7 @@ class TaskManagerClient(Client, TaskManagerCalls):
     def prepare(self, request: ForSlots[Prepare]) -> SlotAnswers[PreparedSlot]:
         return self.carry_out(TaskManagerCalls.prepare, request)
 
-    def commit(self, request: ForSlots[Commit]) -> SlotAnswers[NextTimers]:
+    def commit(self, request: ForSlots[CommitBatch]) -> SlotAnswers[CommittedSlot]:
         return self.carry_out(TaskManagerCalls.commit, request)
 
     def discard(self, request: ForSlots[BatchRound]) -> SlotAnswers[None]:

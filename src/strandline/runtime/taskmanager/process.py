@@ -43,7 +43,6 @@ from strandline.runtime.protocol.slot_calls import (
     BatchRound,
     Commit,
     Freeze,
-    NextTimers,
     Prepare,
     PrepareEmpty,
     Query,
@@ -54,6 +53,8 @@ from strandline.runtime.protocol.slot_calls import (
 from strandline.runtime.protocol.taskmanager_calls import (
     CheckpointAborted,
     CheckpointCompleted,
+    CommitBatch,
+    CommittedSlot,
     ForSlots,
     OlderSlots,
     PreparedSlot,
@@ -265,9 +266,19 @@ class TaskManager(TaskManagerCalls):
             prepared[index].segments[operator] = upload
         return SlotAnswers(prepared, statuses.failures)
 
-    def commit(self, request: ForSlots[Commit]) -> SlotAnswers[NextTimers]:
-        self._durability.committed(request.request.batch)
-        return self._slots.call(request.slots, SlotClient.commit, request.request)
+    def commit(self, request: ForSlots[CommitBatch]) -> SlotAnswers[CommittedSlot]:
+        batch, barrier = request.request.batch, request.request.barrier
+        self._durability.committed(batch)
+        applied = self._slots.call(request.slots, SlotClient.commit, Commit(batch))
+        acks: dict[int, list[SubtaskAck]] = {}
+        refused: Failure | None = None
+        if barrier is not None and not applied.failures:
+            try:
+                acks = self.take_checkpoint(barrier).values
+            except StrandlineError as error:  # the batch is committed all the same
+                refused = Failure.of(error)
+        slots = {index: CommittedSlot(timers, acks.get(index, []), refused) for index, timers in applied.values.items()}
+        return SlotAnswers(slots, applied.failures)
 
     def discard(self, request: ForSlots[BatchRound]) -> SlotAnswers[None]:
         return self._slots.call(request.slots, SlotClient.discard, request.request)

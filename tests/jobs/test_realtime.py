@@ -198,8 +198,8 @@ def test_a_run_begins_again_where_it_began_and_no_checkpoint_follows_a_commit_th
     place = KafkaPlace(tmp_path, spark, kafka.servers, topic, startingOffsets="latest")
     fails, failing, real = threading.Event(), threading.Event(), Cluster.commit
 
-    def commit(cluster: Cluster, batch: int) -> Any:
-        answer = real(cluster, batch)
+    def commit(cluster: Cluster, batch: int, barrier: Any = None) -> Any:
+        answer = real(cluster, batch, barrier)
         if fails.is_set():
             fails.clear()
             failing.set()

@@ -290,10 +290,16 @@ def test_two_sinks_and_two_functions_on_different_streams(place: Place, runs: li
     for batch in BATCHES:
         place.write(batch)
     seen: dict[str, list[Any]] = {"rows": [], "sums": []}
-    job = place.job()
+    job = place.job(spark_checkpoint_dir=str(place.root / "spark"))
     source = job.source(place.source())
     sums = source.key_by("user").process(Sum(), "user string, n long, s long")
-    source.sink(sl.ForeachBatchSink(lambda rows, _id: seen["rows"].extend(map(tuple, rows.collect()))))
+    file_systems: set[str | None] = set()
+
+    def collect(rows: DataFrame, _batch: int) -> None:
+        seen["rows"].extend(map(tuple, rows.collect()))
+        file_systems.add(rows.sparkSession.conf.get("fs.file.impl", None))
+
+    source.sink(sl.ForeachBatchSink(collect))
     sums.sink(sl.ForeachBatchSink(lambda rows, _id: seen["sums"].extend(map(tuple, rows.take(1)))))
     sums.sink(sl.ParquetSink(str(place.output))).sink(sl.ParquetSink(str(place.root / "copy")))
     run = job.start()
@@ -302,6 +308,12 @@ def test_two_sinks_and_two_functions_on_different_streams(place: Place, runs: li
     assert sorted(seen["rows"], key=repr) == sorted((row for batch in BATCHES for row in batch), key=repr)
     assert len(seen["sums"]) == 3
     assert place.rows() == place.rows(place.root / "copy") == running_sums(BATCHES)
+    # Spark's logs have no files with checksums, and the user's functions get the user's settings.
+    logs = [path.name for path in place.root.glob("spark/*/*/*") if path.parent.name in ("offsets", "commits")]
+    assert logs
+    assert [name for name in logs if name.endswith(".crc")] == []
+    assert file_systems == {None}
+    assert place.spark.conf.get("fs.file.impl", None) is None
 
 
 def test_a_rate_source_is_counted_without_gaps(place: Place, runs: list[sl.JobRun]) -> None:

@@ -37,7 +37,7 @@ from strandline.runtime.driver.logical_plans import all_support_available_now, k
 from strandline.runtime.driver.micro_batches import MicroBatches
 from strandline.runtime.driver.plan import Graph, StreamedPlan, Wiring
 from strandline.runtime.driver.progress import RunProgress, Shape
-from strandline.runtime.driver.query_settings import AVAILABLE_NOW_WRAPPER, query_settings
+from strandline.runtime.driver.query_settings import AVAILABLE_NOW_WRAPPER, QuickLogs, query_settings
 from strandline.runtime.driver.realtime.cuts import Cuts
 from strandline.runtime.driver.realtime.epochs import Epochs
 from strandline.runtime.driver.realtime.event_times import EventTimes
@@ -418,9 +418,11 @@ class _Opening:
         writer = self._writer(planned, batches)
         wrapper = run.available_now and needs_available_now_wrapper() and all_support_available_now(planned.rows)
 
-        more: Mapping[str, str] = AVAILABLE_NOW_WRAPPER if wrapper else {}
+        more: dict[str, str] = dict(AVAILABLE_NOW_WRAPPER) if wrapper else {}
         if self._realtime:
-            more = realtime_settings(self._config.transfer_rows)
+            more |= realtime_settings(self._config.transfer_rows)
+        else:
+            more |= QuickLogs.settings
 
         def start_query() -> StreamingQuery:
             with query_settings(run.spark, more):
@@ -497,6 +499,7 @@ class _Opening:
             run.progress,
             read_seen=lambda: read_observed(run.spark, planned.watermarks),
             count_reads=SourceReads(run.spark, planned.source_places).look,
+            query_began=QuickLogs(run.spark).end,
             checkpoint_every_batch=every_batch,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +30,30 @@ AVAILABLE_NOW_WRAPPER = {"spark.sql.streaming.triggerAvailableNowWrapper.enabled
 it, because it may read some sources wrongly, so it must not be set for such a source of the user."""
 
 
+class QuickLogs:
+    """Settings with which a query of micro-batches opens its logs: without checksums, and without a call of `chmod`.
+
+    Hadoop's usual local files have a second file with checksums each. And without Hadoop's native library a process
+    that runs `chmod` is started for each, which takes some seven milliseconds, twice a batch or more. The folder of the
+    logs is private, and scratch.
+    """
+
+    settings: Final = MappingProxyType(
+        {
+            "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+            "fs.file.impl.disable.cache": "true",  # else the usual one is there already
+        }
+    )
+
+    def __init__(self, spark: SparkSession) -> None:
+        """`spark` is the session in which the query will be started."""
+        self._before = {name: spark.conf.get(name, None) for name in self.settings}
+
+    def end(self, session: SparkSession) -> None:
+        """The logs are open: `session`, the query's own, gets the user's settings back for all other files."""
+        _restore(session, self._before)
+
+
 @contextlib.contextmanager
 def query_settings(spark: SparkSession, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
     """Sets what our query needs, and `more`, and then restores the session's own settings.
@@ -43,8 +67,12 @@ def query_settings(spark: SparkSession, more: Mapping[str, str] = MappingProxyTy
             spark.conf.set(name, value)
         yield
     finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
+        _restore(spark, before)
+
+
+def _restore(spark: SparkSession, before: Mapping[str, str | None]) -> None:
+    for name, old in before.items():
+        if old is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, old)

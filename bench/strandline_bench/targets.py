@@ -23,7 +23,7 @@ from pyarrow import json as arrow_json
 import strandline as sl
 from strandline.errors import StrandlineError
 from strandline.sinks import ExactlyOnceSink
-from strandline.sinks.names import STAGING_FOLDER
+from strandline.sinks.names import FINAL_NAME, STAGING_FOLDER
 from strandline.sinks.parquet.owner import OWNER
 from strandline_bench.servers.kafka import kafka_broker, transactions
 from strandline_bench.servers.postgres import postgres
@@ -77,23 +77,6 @@ class _Files(Target):
             relative = path.relative_to(self.home).parts
             if path.is_file() and STAGING_FOLDER in relative and "/".join(relative[-2:]) != OWNER:
                 yield f"staged file {path.relative_to(self.home)}"
-        for table in sorted(self.tables()):
-            known = self.known(table)
-            for path in self.folder(table).rglob("*.parquet"):
-                if path.name not in known and not path.name.startswith("empty-") and STAGING_FOLDER not in path.parts:
-                    yield f"file {path.relative_to(self.home)}, which is no part of the table"
-
-    def tables(self) -> set[str]:
-        """The tables whose files are looked at."""
-        return set()
-
-    def folder(self, table: str) -> Path:
-        """Where the data files of a table are."""
-        return self.home / table
-
-    def known(self, table: str) -> set[str]:
-        """The names of the data files that belong to a table, or did before an upsert rewrote them."""
-        raise NotImplementedError
 
 
 class ParquetTarget(_Files):
@@ -117,13 +100,21 @@ class DeltaTarget(_Files):
     def read(self, table: str) -> pa.Table:
         return pa.table(self._table(table).to_pyarrow_table())
 
-    def tables(self) -> set[str]:
-        return {path.parent.name for path in self.home.glob("*/_delta_log")}
+    def leftovers(self) -> Iterator[str]:
+        """Staged files, and those of appends. delta-rs names the files that an upsert rewrites: VACUUM is for them."""
+        yield from super().leftovers()
+        for folder in sorted(path.parent for path in self.home.glob("*/_delta_log")):
+            known = self._known(folder)
+            for path in folder.glob("*.parquet"):
+                if FINAL_NAME.fullmatch(path.name) and path.name not in known:
+                    yield f"file {path.relative_to(self.home)}, which is no part of the table"
 
-    def known(self, table: str) -> set[str]:
+    @staticmethod
+    def _known(folder: Path) -> set[str]:
+        """The names of the data files that belong to a table, or did before an upsert rewrote them."""
         entries = [
             json.loads(line)
-            for version in (self.home / table / "_delta_log").glob("*.json")
+            for version in folder.glob("_delta_log/*.json")
             for line in version.read_text().splitlines()
         ]
         return {Path(entry["add"]["path"]).name for entry in entries if "add" in entry}
@@ -149,17 +140,9 @@ class IcebergTarget(_Files):
     def read(self, table: str) -> pa.Table:
         return self._table(table).scan().to_arrow()
 
-    def tables(self) -> set[str]:
-        return {name for _namespace, name in self._opened().list_tables("bench")}
-
-    def folder(self, table: str) -> Path:
-        return Path(self._table(table).location().removeprefix("file://"))
-
-    def known(self, table: str) -> set[str]:
-        found = self._table(table)
-        manifests = [one for snapshot in found.snapshots() for one in snapshot.manifests(found.io)]
-        entries = [entry for one in manifests for entry in one.fetch_manifest_entry(found.io, discard_deleted=False)]
-        return {Path(entry.data_file.file_path).name for entry in entries}
+    def leftovers(self) -> Iterator[str]:
+        for _namespace, table in sorted(self._opened().list_tables("bench")):
+            yield from (f"table {table}: {one}" for one in unreferenced_files(self._table(table)))
 
     def _opened(self) -> Any:
         from pyiceberg.catalog import load_catalog
@@ -168,6 +151,26 @@ class IcebergTarget(_Files):
 
     def _table(self, table: str) -> Any:
         return self._opened().load_table(f"bench.{table}")
+
+
+def unreferenced_files(table: Any) -> Iterator[str]:
+    """The files in the local folder of an Iceberg table that none of its snapshots refers to, staged ones included.
+
+    Metadata files that were the table's before the oldest one that it keeps do not count, nor does the first one: a
+    driver that is killed may leave these.
+    """
+    snapshots = table.snapshots()
+    manifests = {one.manifest_path: one for snapshot in snapshots for one in snapshot.manifests(table.io)}
+    known = {*manifests, *(one.manifest_list for one in snapshots), table.metadata_location}
+    for one in manifests.values():
+        known |= {entry.data_file.file_path for entry in one.fetch_manifest_entry(table.io, discard_deleted=False)}
+    kept = [one.metadata_file for one in table.metadata.metadata_log]
+    names = {Path(location).name for location in (*known, *kept)}
+    oldest = min(Path(one).name for one in (*kept, table.metadata_location))
+    for path in Path(table.location().removeprefix("file://")).rglob("*"):
+        is_old = path.name.endswith(".metadata.json") and path.name[:5] <= oldest[:5]
+        if path.is_file() and path.name not in names and not is_old and path.suffix != ".crc":
+            yield f"file {path.name}, which no snapshot refers to"
 
 
 class SQLiteTarget(Target):

@@ -10,15 +10,17 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog import load_catalog
 
-from strandline.sinks.names import staged_name
+from strandline.sinks.names import new_final_name, staged_name
 from strandline.sinks.parquet.owner import OWNER
 from strandline_bench.chaos.sinks import _dealt
 from strandline_bench.chaos.sinks_job import CHANGES, NEWEST, SinksPlace
-from strandline_bench.targets import DeltaTarget, ParquetTarget, SQLiteTarget
+from strandline_bench.targets import DeltaTarget, IcebergTarget, ParquetTarget, SQLiteTarget
 
 Rows = list[tuple[Any, ...]]
 
@@ -63,10 +65,29 @@ def test_the_oracle_sees_staged_files_and_files_that_no_table_knows(tmp_path: Pa
     assert list(target.leftovers()) == []
     (tmp_path / "changes" / "_strandline").mkdir()
     (tmp_path / "changes" / "_strandline" / "part.parquet.staged").touch()
-    (tmp_path / "changes" / "part-orphan.parquet").touch()
+    (tmp_path / "changes" / new_final_name("visits", 7)).touch()
+    (tmp_path / "changes" / "part-of-an-upsert.parquet").touch()  # delta-rs names it, and VACUUM deletes it
     staged, orphan = target.leftovers()
     assert "part.parquet.staged" in staged
-    assert "part-orphan.parquet" in orphan
+    assert "part-visits-00000000000000000007-" in orphan
+
+
+def test_the_oracle_sees_files_that_no_snapshot_of_an_iceberg_table_names(tmp_path: Path) -> None:
+    target = IcebergTarget(tmp_path)
+    catalogue = load_catalog("default", **target.catalogue)
+    catalogue.create_namespace("bench")
+    table = catalogue.create_table("bench.changes", pa.schema([("key", pa.string())]))
+    for key in "abc":
+        table.append(pa.table({"key": [key]}))
+    table.delete("key = 'b'")
+    assert list(target.leftovers()) == []
+    location = Path(table.location().removeprefix("file://"))
+    names = ["data/x.parquet", "data/_strandline/x.staged", "metadata/x-m0.avro", "metadata/snap-x.avro"]
+    for name in [*names, f"metadata/00009-{uuid4()}.metadata.json"]:
+        (location / name).parent.mkdir(exist_ok=True)
+        (location / name).touch()
+    (location / f"metadata/00000-{uuid4()}.metadata.json").touch()  # of a driver that was killed when it made the table
+    assert len(list(target.leftovers())) == 5
 
 
 def test_files_that_belong_to_a_target_are_not_left_over(tmp_path: Path) -> None:

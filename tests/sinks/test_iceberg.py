@@ -11,6 +11,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from strandline.sinks.base import ExactlyOnceSink
 from strandline.sinks.iceberg.sink import IcebergSink
 from strandline.testing.sink import Row, SinkContract
+from strandline_bench.targets import unreferenced_files
 from tests.iceberg_java import IcebergJava
 
 TABLE = "sales.visits"
@@ -44,6 +45,10 @@ class TestAppend(SinkContract):
     def rows(self, sink: ExactlyOnceSink) -> list[Row]:
         assert isinstance(sink, IcebergSink)
         return read(sink)
+
+    def left(self, sink: ExactlyOnceSink) -> list[str]:
+        assert isinstance(sink, IcebergSink)
+        return list(unreferenced_files(opened(sink).load_table(sink.table)))
 
 
 class TestPartitioned(TestAppend):

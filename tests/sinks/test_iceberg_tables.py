@@ -38,7 +38,7 @@ from strandline.errors import (
 from strandline.runtime.driver.restore.former_sinks import check_former_sinks
 from strandline.sinks.base import SinkContext
 from strandline.sinks.iceberg import catalogues
-from strandline.sinks.iceberg.commits import MovedError, commit_snapshot, marker_key
+from strandline.sinks.iceberg.commits import MovedError, SnapshotCommit, marker_key
 from strandline.sinks.iceberg.loading import matches
 from strandline.sinks.iceberg.sink import IcebergSink
 from strandline.sinks.iceberg.target import IcebergTarget
@@ -489,11 +489,11 @@ def test_a_commit_on_an_old_state_of_the_table_changes_nothing(visits: Visits) -
     old = visits.table()
     write(driver, some(("a", 1)))
     now = target.committed()
-    with pytest.raises(MovedError) as moved:
-        commit_snapshot(old, Marker("visits", found.log_id, found.generation + 1), ())
+    commit = SnapshotCommit(old, Marker("visits", found.log_id, found.generation + 1))
+    with pytest.raises(MovedError):
+        commit.send(())
     assert target.committed() == now
-    assert moved.value.snapshot is not None
-    assert visits.table().snapshot_by_id(moved.value.snapshot.snapshot_id) is None
+    assert visits.table().snapshot_by_id(commit.attempt().snapshot) is None
     assert visits.rows() == as_dicts(("a", 1))
 
 

@@ -154,7 +154,7 @@ class RealtimePlace(Place):
         staged = [path for path in files_below(self.checkpoints / JOB / "staged") if path.suffix == ".arrow"]
         if staged:
             yield f"{len(staged)} staged files are left, such as {min(staged).relative_to(self.folder)}"
-        yield from file_problems(self, notes_of_sinks([self.broker.sink(EACH).place]))
+        yield from file_problems(self, set(notes_of_sinks(self.checkpoints, [self.broker.sink(EACH).place])))
 
     def output_problems(self) -> Iterator[str]:
         """What in the targets differs from the batch computation."""

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 import strandline as sl
 from strandline.errors import FencedError, StrandlineError
-from strandline.sinks.names import dropped_rows, target_description
+from strandline.sinks.names import commit_notes, dropped_rows, target_description
 from strandline_bench.chaos.job import JOB, OUTPUT, SCHEMA, Place, Row, Sum
 from strandline_bench.chaos.oracle import file_problems, files_below, output_problems
 from strandline_bench.chaos.plan import Variant
@@ -75,7 +75,7 @@ class SinksPlace(Place):
             if left:
                 yield f"{len(left)} staged files are left, such as {min(left)}"
         places = [target.sink(table).place for target in self.targets.values() for table in (CHANGES, NEWEST)]
-        yield from file_problems(self, notes_of_sinks(places))
+        yield from file_problems(self, set(notes_of_sinks(self.checkpoints, places)))
 
     def _table_problems(self, what: str, target: Target, table: str, expected: Counter[Row]) -> Iterator[str]:
         try:
@@ -93,9 +93,12 @@ class SinksPlace(Place):
                 last[key] = n
 
 
-def notes_of_sinks(places: Sequence[str]) -> list[str]:
+def notes_of_sinks(checkpoints: Path, places: Sequence[str]) -> Iterator[str]:
     """The files that sinks keep in the job's folder, beside those that checkpoints refer to."""
-    return [note(JOB, place) for place in places for note in (target_description, dropped_rows)]
+    for place in places:
+        yield from (note(JOB, place) for note in (target_description, dropped_rows))
+        for path in files_below(checkpoints / commit_notes(JOB, place)):
+            yield path.relative_to(checkpoints).as_posix()
 
 
 def rows_of(table: Any, columns: Sequence[str] = COLUMNS) -> list[Row]:

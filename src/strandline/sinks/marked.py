@@ -124,6 +124,13 @@ class MarkedTarget(SinkTarget):
         and `StorageRefusedError` for what the target would refuse again.
         """
 
+    def settle(self, generation: Generation) -> None:
+        """Delete what commits of this and of earlier generations have written that did not take effect.
+
+        Called when the target is claimed and has all rows that it should have, so that none of these commits can take
+        effect any more. Raises nothing: what cannot be deleted now is deleted by a later start.
+        """
+
     @property
     def marker_home(self) -> str:
         """Where the marker is, for errors, if it is not in the place of the rows: ` in ...`."""
@@ -211,6 +218,7 @@ class MarkedTarget(SinkTarget):
             takeover.check_not_fenced,
             lambda batches: self._note_dropped(batches, published, log.generation),
         )
+        self.settle(log.generation)
 
     def publish(self, commit: SinkCommit) -> None:
         if not commit.files:

@@ -36,6 +36,11 @@ def new_final_name(job: str, batch: int) -> str:
     return f"{_new_name(job, batch)}.parquet"
 
 
+def final_name(job: str, batch: int, unique: str) -> str:
+    """The name of a file. `unique` are 32 hex digits that no other file has."""
+    return f"{_name(job, batch, unique)}.parquet"
+
+
 def empty_name(job: str) -> str:
     """The name of the job's file without rows. It sorts before the names of all files with rows."""
     return f"empty-{job}.parquet"
@@ -61,6 +66,11 @@ def dropped_rows(job: str, place: str) -> str:
     return f"{JobPaths(job).sinks_dir}/{_hashed(place)}.dropped"
 
 
+def commit_notes(job: str, place: str) -> str:
+    """The folder, in the checkpoint directory, in which the driver notes commits to a target that have not ended."""
+    return f"{JobPaths(job).sinks_dir}/{_hashed(place)}.commits"
+
+
 def new_waiting_path(job: str, place: str, batch: int) -> str:
     """A path, in the checkpoint directory, for rows that nobody else writes."""
     return f"{waiting_area(job, place)}/{_new_name(job, batch)}.arrow"
@@ -72,7 +82,11 @@ def _hashed(place: str) -> str:
 
 
 def _new_name(job: str, batch: int) -> str:
-    return f"part-{job}-{batch:020d}-{uuid.uuid4().hex}"
+    return _name(job, batch, uuid.uuid4().hex)
+
+
+def _name(job: str, batch: int, unique: str) -> str:
+    return f"part-{job}-{batch:020d}-{unique}"
 
 
 def is_folder(place: str) -> bool:

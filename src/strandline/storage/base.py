@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from strandline.errors import StorageError
 
 TEMPORARY = ".tmp-"
 """The prefix of the names of files that are still being written. `list` never returns them."""
+_LONGEST_TAIL = 200
+"""A file system takes names of up to 255 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,17 @@ class Storage(ABC):
 
     def delete_unfinished(self, paths: Iterable[str]) -> None:  # noqa: B027  # a storage without such files inherits it
         """Delete files that `unfinished` returned. A missing file is not an error."""
+
+
+def temporary_name(name: str) -> str:
+    """A new name for a file that gets the name `name` when it is complete. It tells, if it can, what that will be."""
+    return f"{TEMPORARY}{uuid.uuid4().hex}-{name[-_LONGEST_TAIL:] if name.isascii() else ''}"
+
+
+def intended_name(path: str) -> str:
+    """The name that a file of `unfinished` was to get, or the end of it; empty if it is not known."""
+    name = path.rpartition("/")[2]
+    return name.removeprefix(TEMPORARY).partition("-")[2] if name.startswith(TEMPORARY) else ""
 
 
 def checked_path(path: str) -> str:

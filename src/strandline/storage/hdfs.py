@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +19,15 @@ from strandline.errors import (
     StorageRefusedError,
     UnknownOutcomeError,
 )
-from strandline.storage.base import TEMPORARY, Storage, StoredFile, checked_path, checked_prefix, is_valid_path
+from strandline.storage.base import (
+    TEMPORARY,
+    Storage,
+    StoredFile,
+    checked_path,
+    checked_prefix,
+    is_valid_path,
+    temporary_name,
+)
 from strandline.storage.local import copy_out
 
 _CLIENT_OPTIONS = ("config_dir", "kerberos_principal", "kerberos_keytab", "kerberos_cache")
@@ -159,7 +166,7 @@ class HdfsStorage(Storage):
     def _put(self, path: str, fill: Callable[[FileWriter], object], *, overwrite: bool) -> None:
         """Write a file under a temporary name with `fill`, then give it its final name."""
         target = self._at(path)
-        temporary = f"{_parent(target)}/{TEMPORARY}{uuid.uuid4().hex}"
+        temporary = f"{_parent(target)}/{temporary_name(target.rpartition('/')[2])}"
         try:
             with self._translated(path):
                 options = WriteOptions(permission=0o600 if self.private else 0o644, overwrite=False, create_parent=True)

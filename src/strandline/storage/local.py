@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import stat
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +21,15 @@ from strandline.errors import (
     StorageRefusedError,
     UnknownOutcomeError,
 )
-from strandline.storage.base import TEMPORARY, Storage, StoredFile, checked_path, checked_prefix, is_valid_path
+from strandline.storage.base import (
+    TEMPORARY,
+    Storage,
+    StoredFile,
+    checked_path,
+    checked_prefix,
+    is_valid_path,
+    temporary_name,
+)
 
 T = TypeVar("T")
 
@@ -276,7 +283,7 @@ def _root(url: str) -> Path:
 
 
 def _temporary(target: Path) -> Path:
-    return target.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+    return target.parent / temporary_name(target.name)
 
 
 def _write_bytes(file: Path, data: bytes) -> None:

@@ -207,6 +207,10 @@ class SinkContract:
         """All rows that a reader of the target sees, in any order."""
         raise NotImplementedError("a subclass of SinkContract must say how its target is read")
 
+    def left(self, sink: ExactlyOnceSink) -> list[str]:
+        """What is in the target that no reader will ever see. Override it where that can be told."""
+        return []
+
     @pytest.fixture
     def job(self, sink: ExactlyOnceSink, tmp_path: Path) -> SinkJob:
         context = a_context(tmp_path / "checkpoints")
@@ -222,9 +226,11 @@ class SinkContract:
         check_rows(self.rows(job.sink), self.expected(rows), job.steps)
 
     def check_nothing_waits(self, job: SinkJob, driver: SinkDriver) -> None:
-        """All rows that were staged are published or deleted."""
+        """All rows that were staged are published or deleted, and nothing is left of commits that failed."""
         waiting = self.waiting(job, driver)
         assert not waiting, f"{len(waiting)} files are still staged, such as {waiting[0]}{after(job.steps)}"
+        left = self.left(job.sink)
+        assert not left, f"{len(left)} things are left in the target, such as {left[0]}{after(job.steps)}"
 
     def waiting(self, job: SinkJob, driver: SinkDriver) -> list[str]:
         """What is staged."""

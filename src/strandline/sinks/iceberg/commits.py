@@ -6,18 +6,19 @@ adds a snapshot, so the requirement that the branch `main` has not moved keeps o
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from strandline.sinks.iceberg.attempts import Attempt, is_manifest, metadata_folder, named_for, version_of
+from strandline.sinks.iceberg.data_files import data_folder
 from strandline.sinks.marked import Marker
 
 if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
-
-logger = logging.getLogger(__name__)
 
 PREFIX = "strandline."
 _BRANCH = "main"
@@ -29,13 +30,6 @@ class MovedError(Exception):
     Whether that is so, the table shows: a request that a proxy or a client has repeated is refused the second time,
     although it took effect the first time.
     """
-
-    def __init__(self, snapshot: Snapshot | None) -> None:
-        super().__init__("the table has changed since it was loaded")
-        self.snapshot = snapshot
-        """The snapshot that was to be committed."""
-        self.written: Sequence[DataFile] = ()
-        """The data files that were written for this commit alone."""
 
 
 def marker_key(job: str) -> str:
@@ -83,33 +77,105 @@ def _follows_marker(oldest: Snapshot, table: Table, job: str) -> bool:
     return (oldest.sequence_number or 0) > number
 
 
-def commit_snapshot(table: Table, marker: Marker, added: Sequence[DataFile], replaced: Sequence[DataFile] = ()) -> None:
-    """Add `added` to the table in place of `replaced`, with the marker, if the table is still as it was loaded.
+class SnapshotCommit:
+    """A commit that adds one snapshot with a marker, if the table is still as it was loaded. Nothing is written yet."""
 
-    Raises `MovedError` if it is not. After any other error the outcome is not known.
-    """
-    from pyiceberg.table import Table, Transaction
+    def __init__(self, table: Table, marker: Marker, *, replaces: bool = False) -> None:
+        """`replaces` says whether data files of the table are replaced."""
+        from pyiceberg.table import Table, Transaction
 
-    key, text = marker_key(marker.job), marker.encoded()
-    summary = {
-        f"{PREFIX}job": marker.job,
-        f"{PREFIX}checkpoint": str(marker.checkpoint),
-        f"{PREFIX}batch": str(marker.batch),
-        key: text,
-    }
-    once = _CommitsOnce(table.catalog)
-    loaded = Table(table.name(), table.metadata, table.metadata_location, table.io, once, table.config)  # type: ignore[arg-type]
-    transaction = Transaction(loaded)
-    update = transaction.update_snapshot(snapshot_properties=summary, branch=_BRANCH)
-    merges = table.properties.get("commit.manifest-merge.enabled", "false").lower() == "true"
-    producer = update.overwrite() if replaced else update.merge_append() if merges else update.fast_append()
-    with producer:
-        for file in replaced:
-            producer.delete_data_file(file)
-        for file in added:
-            producer.append_data_file(file)
-    transaction.set_properties({key: text, sequence_key(marker.job): str(table.metadata.next_sequence_number())})
-    transaction.commit_transaction()
+        self._table, self._marker = table, marker
+        key, text = marker_key(marker.job), marker.encoded()
+        summary = {
+            f"{PREFIX}job": marker.job,
+            f"{PREFIX}checkpoint": str(marker.checkpoint),
+            f"{PREFIX}batch": str(marker.batch),
+            key: text,
+        }
+        self._once = _CommitsOnce(table.catalog)
+        self._outputs = _counted(table.io)
+        self._loaded = Table(
+            table.name(),
+            table.metadata,
+            table.metadata_location,
+            self._outputs,
+            self._once,  # type: ignore[arg-type]  # it has what a transaction calls
+            table.config,
+        )
+        self._transaction = Transaction(self._loaded)
+        update = self._transaction.update_snapshot(snapshot_properties=summary, branch=_BRANCH)
+        merges = table.properties.get("commit.manifest-merge.enabled", "false").lower() == "true"
+        self._merges = merges and not replaces
+        self._producer = update.overwrite() if replaces else update.merge_append() if merges else update.fast_append()
+        self._once.name = str(self._producer.commit_uuid)
+
+    @property
+    def sent(self) -> bool:
+        """Whether the catalogue was asked to commit. Before that, nothing can take effect."""
+        return self._once.sent
+
+    @property
+    def merged(self) -> bool:
+        """Whether manifests were merged: PyIceberg leaves the one of the added files there, which nobody names."""
+        return self._merges and self._outputs.manifests > 1
+
+    @property
+    def committed(self) -> Table:
+        """The table after the commit."""
+        return self._loaded
+
+    def attempt(self) -> Attempt:
+        """What is to be noted before anything is written."""
+        table, branch = self._table, self._table.snapshot_by_name(_BRANCH)
+        return Attempt(
+            job=self._marker.job,
+            generation=self._marker.generation,
+            batch=self._marker.batch,
+            commit=self._once.name,
+            snapshot=self._producer.snapshot_id,
+            parent=branch.snapshot_id if branch is not None else None,
+            sequence=table.metadata.next_sequence_number(),
+            version=version_of(table.metadata_location) if self._once.writes_metadata else -1,
+            table=str(table.metadata.table_uuid),
+            data=data_folder(table.metadata),
+            metadata=metadata_folder(table),
+        )
+
+    def send(self, added: Sequence[DataFile], replaced: Sequence[DataFile] = ()) -> None:
+        """Add `added` to the table in place of `replaced`, with the marker.
+
+        Raises `MovedError` if the table has changed since it was loaded. After any other error the outcome is not known
+        if the commit was `sent`.
+        """
+        key, text = marker_key(self._marker.job), self._marker.encoded()
+        with self._producer:
+            for file in replaced:
+                self._producer.delete_data_file(file)
+            for file in added:
+                self._producer.append_data_file(file)
+        number = str(self._table.metadata.next_sequence_number())
+        self._transaction.set_properties({key: text, sequence_key(self._marker.job): number})
+        self._transaction.commit_transaction()
+
+
+def _counted(io: FileIO) -> Any:
+    """The same files, with `manifests`: how many of them were written."""
+    from pyiceberg.io import FileIO, InputFile, OutputFile
+
+    class Counted(FileIO):
+        manifests = 0
+
+        def new_input(self, location: str) -> InputFile:
+            return io.new_input(location)
+
+        def new_output(self, location: str) -> OutputFile:
+            self.manifests += is_manifest(location)
+            return io.new_output(location)
+
+        def delete(self, location: str | InputFile | OutputFile) -> None:
+            io.delete(location)
+
+    return Counted(io.properties)
 
 
 class _CommitsOnce:
@@ -121,9 +187,19 @@ class _CommitsOnce:
 
     def __init__(self, catalog: Any) -> None:
         self._catalog = catalog
+        self.name = ""
+        """What the file with the table's new metadata is named after, if this process writes it."""
+        self.sent = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._catalog, name)
+
+    @property
+    def writes_metadata(self) -> bool:
+        """Whether PyIceberg writes the table's metadata. The server of a REST catalogue does it itself."""
+        from pyiceberg.catalog import MetastoreCatalog
+
+        return isinstance(self._catalog, MetastoreCatalog)
 
     def _delete_old_metadata(self, io: Any, base: Any, metadata: Any) -> None:
         """Called by PyIceberg after a commit. The server of a REST catalogue has done it already."""
@@ -134,25 +210,35 @@ class _CommitsOnce:
 
     def commit_table(self, table: Any, requirements: tuple[Any, ...], updates: tuple[Any, ...]) -> Any:
         from pyiceberg.exceptions import CommitFailedException
-        from pyiceberg.table.update import AddSnapshotUpdate, AssertRefSnapshotId
+        from pyiceberg.table.update import AssertRefSnapshotId
 
         assert any(isinstance(one, AssertRefSnapshotId) for one in requirements)
+        self.sent = True
         try:
-            return self._catalog.commit_table(table, requirements, updates)
+            with self._metadata_named():
+                return self._catalog.commit_table(table, requirements, updates)
         except CommitFailedException as error:
-            added = [one.snapshot for one in updates if isinstance(one, AddSnapshotUpdate)]
-            raise MovedError(added[0] if added else None) from error
+            raise MovedError from error
 
+    @contextmanager
+    def _metadata_named(self) -> Iterator[None]:
+        """The file with the table's new metadata gets a name that is known beforehand.
 
-def delete_files_of(moved: MovedError, table: Table) -> None:
-    """Delete what was written for a commit, unless `table`, which was loaded after it had failed, has its snapshot."""
-    snapshot = moved.snapshot
-    if snapshot is None or table.snapshot_by_id(snapshot.snapshot_id) is not None:
-        return
-    try:
-        manifests = [one for one in snapshot.manifests(table.io) if one.added_snapshot_id == snapshot.snapshot_id]
-        lists = [*(one.manifest_path for one in manifests), snapshot.manifest_list]
-        for path in [*lists, *(one.file_path for one in moved.written)]:
-            table.io.delete(path)
-    except OSError as error:
-        logger.warning("%s: files of a commit that failed stay behind: %s", ".".join(table.name()), error)
+        PyIceberg has no setting for that, and writes the file before it looks whether the commit may take effect. If
+        its method is renamed one day, such files have random names again, and nothing else changes.
+        """
+        stage = getattr(self._catalog, "_update_and_stage_table", None)
+        if stage is None or not self.writes_metadata:
+            yield
+            return
+
+        def staged(*arguments: Any, **options: Any) -> Any:
+            found = stage(*arguments, **options)
+            found.metadata_location = named_for(found.metadata_location, self.name)
+            return found
+
+        self._catalog._update_and_stage_table = staged
+        try:
+            yield
+        finally:
+            del self._catalog._update_and_stage_table

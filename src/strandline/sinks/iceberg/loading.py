@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from strandline.sinks.iceberg.data_files import (
     write_files,
 )
 from strandline.sinks.iceberg.schemas import FIELD_ID
-from strandline.sinks.names import new_final_name
 from strandline.sinks.staging import written_locally
 from strandline.sinks.upserts import comparable
 from strandline.storage import Storage
@@ -82,7 +81,7 @@ class DataFiles:
             raise ValueError(f"the table has no schema {schema_id}")
         return compute_statistics_plan(schema, self.table.properties), parquet_path_to_id_mapping(schema)
 
-    def write(self, tables: Sequence[pa.Table], job: str, batch: int, place: str) -> list[DataFile]:
+    def write(self, tables: Sequence[pa.Table], names: Iterator[str], place: str) -> list[DataFile]:
         """Write rows to new data files. Those of tables with the same columns go into the same files."""
         by_layout: dict[Layout, list[pa.Table]] = {}
         for rows in tables:
@@ -91,20 +90,23 @@ class DataFiles:
         for layout, some in by_layout.items():
             batches = (one for rows in some for one in rows.to_batches(max_chunksize=_BATCH))
             for written in written_locally(partial(write_files, batches, layout, place=place)):
-                name = new_final_name(job, batch)
+                name = next(names)
                 self._storage.upload(written.path, name)
                 files.append(self.of(name, written.rows, written.partition, layout.schema_id))
         return files
 
-    def written_anew(self, file: SinkFile, job: str, batch: int, place: str) -> list[DataFile]:
-        """New data files with the rows of a file, for a table that is partitioned in another way now."""
-        with self.table.io.new_input(f"{self._folder}/{file.final}").open() as stream:
+    def written_anew(self, file: SinkFile, names: Iterator[str], place: str) -> list[DataFile]:
+        """New data files with the rows of a staged file, for a table that is partitioned in another way now."""
+        path = file.staged if self._storage.exists(file.staged) else file.final
+        with self.table.io.new_input(f"{self._folder}/{path}").open() as stream:
             rows = pq.read_table(stream)
-        names = {str(column.field_id).encode(): column.name for column in self.table.schema().fields}
+        columns = {str(column.field_id).encode(): column.name for column in self.table.schema().fields}
         still = {
-            field.name: names[field.metadata[FIELD_ID]] for field in rows.schema if field.metadata[FIELD_ID] in names
+            field.name: columns[field.metadata[FIELD_ID]]
+            for field in rows.schema
+            if field.metadata[FIELD_ID] in columns
         }
-        return self.write([rows.select(list(still)).rename_columns(list(still.values()))], job, batch, place)
+        return self.write([rows.select(list(still)).rename_columns(list(still.values()))], names, place)
 
     def without(self, rows: pa.Table, keys: Sequence[str]) -> tuple[list[DataFile], list[pa.Table]]:
         """The data files that hold keys of `rows`, and what is in them beside these keys."""

@@ -6,15 +6,15 @@ import logging
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import pyarrow as pa
 
-from strandline.checkpoint.metadata import SinkFile
+from strandline.checkpoint.metadata import Generation, SinkFile
 from strandline.errors import (
     IncompatibleCheckpointError,
     MetadataError,
@@ -23,8 +23,10 @@ from strandline.errors import (
     SinkFilesMissingError,
 )
 from strandline.sinks.base import SinkContext
+from strandline.sinks.iceberg.attempts import AttemptNotes
 from strandline.sinks.iceberg.catalogues import open_catalogue, translated
-from strandline.sinks.iceberg.commits import MovedError, commit_snapshot, delete_files_of, read_marker
+from strandline.sinks.iceberg.commits import MovedError, read_marker
+from strandline.sinks.iceberg.committed_files import CommittedFiles
 from strandline.sinks.iceberg.data_files import (
     FileHandle,
     Layout,
@@ -36,7 +38,7 @@ from strandline.sinks.iceberg.loading import DataFiles
 from strandline.sinks.iceberg.schemas import DoesNotFitError, table_columns
 from strandline.sinks.local_folders import check_folder
 from strandline.sinks.marked import MarkedTarget, Marker
-from strandline.sinks.names import batch_of, target_description
+from strandline.sinks.names import target_description
 from strandline.sinks.staging import RENAMES_AT_ONCE, publish, rows_of, staged_files
 from strandline.sinks.upserts import last_rows
 from strandline.storage import Storage, open_storage
@@ -48,10 +50,12 @@ if TYPE_CHECKING:
 
     from strandline.sinks.iceberg.sink import IcebergSink
 
-    _Published = tuple[int, list[DataFile]]
-    """Data files, and the number of the partitioning for which they are."""
+    _Described = dict[int, list[DataFile]]
+    """Data files of a checkpoint, for each partitioning of the table that was seen."""
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _TRIES = 10
 """How often a snapshot is built anew because other writers of the table were faster."""
@@ -76,6 +80,7 @@ class IcebergTarget(MarkedTarget):
         self._keys = tuple(sink.keys)
         self._options = options
         self._checkpoints = open_storage(context.checkpoint_dir, dict(context.storage_options))
+        self._files = CommittedFiles(AttemptNotes(self._checkpoints, self.job, self.place), options, self.place)
         self._catalogue: Catalog | None = None
         self._left: Layout | None = None
         """The layout that tasks find."""
@@ -126,15 +131,15 @@ class IcebergTarget(MarkedTarget):
 
     def commit(self, staged: Sequence[SinkFile], marker: Marker, replaces: Marker | None) -> None:
         with self._errors():
-            moved: MovedError | None = None
-            published: _Published | None = None
+            moved = False
+            described: _Described = {}
             for attempt in range(_TRIES):
                 if attempt:
                     time.sleep(random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt))
                 table = self._loaded()
                 found = self._marker(table)
-                if moved is not None:
-                    delete_files_of(moved, table)
+                if moved:
+                    self._files.settle_open(table)
                     if found == marker:
                         return  # the commit came through, and only its answer said that it had not
                 self.check_not_moved(found, replaces)
@@ -142,20 +147,23 @@ class IcebergTarget(MarkedTarget):
                     if self._keys:
                         self._upsert(table, staged, marker)
                     else:
-                        published = table.spec().spec_id, self._published(table, staged, published)
-                        commit_snapshot(table, marker, published[1])
-                except MovedError as error:
-                    moved = error
+                        self._append(table, staged, marker, described)
+                except MovedError:
+                    moved = True
                     continue
+                if self._files.open:
+                    self._files.settle_open(self._loaded())
                 if staged:
                     self._follow(table)
                 return
-            if moved is not None:
-                delete_files_of(moved, self._loaded())
+            self._files.settle_open(self._loaded())
         raise SinkError(
             f"{self.place}: {_TRIES} commits of job {self.job!r} in a row failed, because other writers of the table "
             "were faster"
         )
+
+    def settle(self, generation: Generation) -> None:
+        self._files.settle(generation, self._loaded)
 
     # --- the table --------------------------------------------------------------------------------
 
@@ -256,10 +264,9 @@ class IcebergTarget(MarkedTarget):
 
     # --- appends ----------------------------------------------------------------------------------
 
-    def _published(self, table: Table, staged: Sequence[SinkFile], known: _Published | None) -> list[DataFile]:
-        """The data files of the checkpoint, under their final names. `known` is what an earlier try has found."""
-        if known is not None and known[0] == table.spec().spec_id:
-            return known[1]
+    def _append(self, table: Table, staged: Sequence[SinkFile], marker: Marker, described: _Described) -> None:
+        """Add the files of the checkpoint, under their final names. `described` is what earlier tries know of them."""
+        spec_id = table.spec().spec_id
         handles = [FileHandle.of(file) for file in staged]
         for file, handle in zip(staged, handles, strict=True):
             if handle.table != str(table.metadata.table_uuid):
@@ -268,24 +275,33 @@ class IcebergTarget(MarkedTarget):
                     "which is gone. Bring that table back, or restore an older checkpoint."
                 )
         storage = self._folder(table)
-        try:
-            publish(storage, staged)
-        except NotFoundError as error:
-            raise SinkFilesMissingError(f"{self.place}: {error}") from error
         files = DataFiles(table, storage)
-        with ThreadPoolExecutor(RENAMES_AT_ONCE, thread_name_prefix="iceberg") as pool:
-            return [
-                one
-                for some in pool.map(lambda both: self._data_files(files, *both), zip(staged, handles, strict=True))
-                for one in some
-            ]
+        fitting = [(file, handle) for file, handle in zip(staged, handles, strict=True) if handle.spec_id == spec_id]
+        # The table was partitioned anew after the rows of the others were staged.
+        others = [file for file, handle in zip(staged, handles, strict=True) if handle.spec_id != spec_id]
+        if spec_id not in described:
+            try:
+                publish(storage, [file for file, _handle in fitting])
+            except NotFoundError as error:
+                raise SinkFilesMissingError(f"{self.place}: {error}") from error
+            described[spec_id] = self._at_once(lambda both: [self._described(files, *both)], fitting)
 
-    def _data_files(self, files: DataFiles, file: SinkFile, handle: FileHandle) -> list[DataFile]:
-        if handle.spec_id != files.table.spec().spec_id:
-            # The table was partitioned anew after the rows were staged.
-            return files.written_anew(file, self.job, batch_of(file), self.place)
+        def write(names: Iterator[str]) -> list[DataFile]:
+            anew = self._at_once(lambda file: files.written_anew(file, names, self.place), others)
+            return [*described[spec_id], *anew]
+
+        self._files.commit(table, marker, write)
+        # An earlier try may have given them their final names, when the table had their partitioning.
+        self.staging.delete([msgspec.structs.replace(file, staged=file.final) for file in others])
+
+    @staticmethod
+    def _at_once(call: Callable[[T], Sequence[DataFile]], things: Sequence[T]) -> list[DataFile]:
+        with ThreadPoolExecutor(RENAMES_AT_ONCE, thread_name_prefix="iceberg") as pool:
+            return [one for some in pool.map(call, things) for one in some]
+
+    def _described(self, files: DataFiles, file: SinkFile, handle: FileHandle) -> DataFile:
         try:
-            return [files.of(file.final, file.rows, handle.partition, handle.schema_id)]
+            return files.of(file.final, file.rows, handle.partition, handle.schema_id)
         except (ValueError, TypeError) as error:
             raise MetadataError(
                 f"the checkpoint says of {file.final}, with {file.rows} rows for {self.place}, what does not fit the "
@@ -298,15 +314,10 @@ class IcebergTarget(MarkedTarget):
         """Rewrite the data files that hold keys of the rows, without these keys and with the rows."""
         batches = list(rows_of(self._checkpoints, staged, self._schema.names))
         if not batches:
-            commit_snapshot(table, marker, ())
+            self._files.commit(table, marker, lambda _names: [])
             return
         self._layout(table)  # somebody may have dropped or renamed a column
         rows = last_rows(pa.Table.from_batches(batches), self._keys)
         files = DataFiles(table, self._folder(table))
         replaced, kept = files.without(rows, self._keys)
-        added = files.write([rows, *kept], self.job, marker.batch, self.place)
-        try:
-            commit_snapshot(table, marker, added, replaced)
-        except MovedError as error:
-            error.written = added
-            raise
+        self._files.commit(table, marker, lambda names: files.write([rows, *kept], names, self.place), replaced)

@@ -30,6 +30,7 @@ from strandline.errors import (
     UnknownOutcomeError,
 )
 from strandline.storage import JobPaths, Storage, open_storage
+from strandline.storage.base import intended_name
 from strandline.storage.external import delete_files, external_path, list_files
 from strandline.storage.local import LocalStorage
 from strandline.storage.object_store import ObjectStorage
@@ -152,6 +153,25 @@ def test_a_write_that_was_cut_off_is_never_listed(local: LocalStorage) -> None:
         assert list(storage.unfinished("elsewhere")) == []
     storage.delete_unfinished(["dir/.tmp-half", "gone/.tmp-1"])
     assert files_on_disk(local) == ["dir", "dir/file"]
+
+
+@pytest.mark.parametrize(("name", "told"), [("file", "file"), ("n" * 230, "n" * 200), ("é", "")])
+def test_a_file_that_is_being_written_tells_what_it_will_be(
+    local: LocalStorage, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    found: list[str] = []
+    replace = LocalStorage._replace
+
+    def look(temporary: Path, target: Path) -> None:
+        found.extend(file.path for file in local.unfinished())
+        replace(temporary, target)
+
+    monkeypatch.setattr(LocalStorage, "_replace", staticmethod(look))
+    local.write(f"dir/{name}", b"1")
+    (path,) = found
+    assert path.startswith("dir/.tmp-")
+    assert intended_name(path) == told
+    assert intended_name(f"dir/{name}") == intended_name("dir/.tmp-half") == ""
 
 
 def test_files_behind_a_link_are_not_listed(local: LocalStorage, tmp_path: Path) -> None:

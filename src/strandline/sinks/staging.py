@@ -7,7 +7,6 @@ when a checkpoint covers them.
 from __future__ import annotations
 
 import logging
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from strandline.checkpoint.batch import generation_of
 from strandline.checkpoint.metadata import SinkFile
 from strandline.errors import DamagedFileError, NotFoundError, SinkFilesMissingError, StorageError, StorageRefusedError
 from strandline.sinks.base import SinkContext, Stager
+from strandline.sinks.local_scratch import scratch_folder
 from strandline.sinks.names import (
     FINAL_NAME,
     STAGING_FOLDER,
@@ -35,6 +35,7 @@ from strandline.sinks.names import (
 )
 from strandline.state.disk_full import disk_full_error
 from strandline.storage import Storage, open_storage
+from strandline.storage.base import intended_name
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +72,14 @@ class StagingArea:
     def _staged(self) -> Iterator[tuple[str, int]]:
         """The path and the batch of every file of the job."""
         for listed in self.storage.list(self.folder):
-            match = self.name.fullmatch(listed.path.rpartition("/")[2].removesuffix(".staged"))
-            if match and match["job"] == self.job:
-                yield listed.path, int(match["batch"])
+            batch = self._batch(listed.path.rpartition("/")[2])
+            if batch is not None:
+                yield listed.path, batch
+
+    def _batch(self, name: str) -> int | None:
+        """The batch of a staged file of the job; None if the name is that of another file."""
+        match = self.name.fullmatch(name.removesuffix(".staged"))
+        return int(match["batch"]) if match and match["job"] == self.job else None
 
     def discard(
         self,
@@ -90,6 +96,14 @@ class StagingArea:
             note(sorted(doomed.values()))
             check_not_fenced()
             self.storage.delete(list(doomed))
+        self.discard_halves(generation)
+
+    def discard_halves(self, generation: int) -> None:
+        """Delete files that processes of generations before `generation` have begun, and did not complete."""
+        halves = ((file.path, self._batch(intended_name(file.path))) for file in self.storage.unfinished(self.folder))
+        doomed = [path for path, batch in halves if batch is not None and generation_of(batch) < generation]
+        if doomed:
+            self.storage.delete_unfinished(doomed)
 
     def delete(self, files: Iterable[SinkFile]) -> None:
         """Delete rows that the target has. A failure is only logged: the next start deletes what is left."""
@@ -158,8 +172,7 @@ def written_locally(write: Callable[[Path], Iterator[LocalFileT]]) -> Iterator[L
 
     Raises `StorageFullError` if the local disk is full.
     """
-    with tempfile.TemporaryDirectory(prefix="strandline-sink-") as name:
-        folder = Path(name)
+    with scratch_folder() as folder:
         files = write(folder)
         while True:
             with disk_full_error(folder):
@@ -225,9 +238,9 @@ def opened(storage: Storage, file: SinkFile) -> Iterator[Iterator[pa.RecordBatch
 
     Raises `SinkFilesMissingError` if it is not there, and `DamagedFileError` if it has another content.
     """
-    with tempfile.TemporaryDirectory(prefix="strandline-sink-") as folder:
-        local = Path(folder) / "rows.arrow"
-        with disk_full_error(Path(folder)):
+    with scratch_folder() as folder:
+        local = folder / "rows.arrow"
+        with disk_full_error(folder):
             try:
                 storage.download(file.staged, local)
             except NotFoundError as error:

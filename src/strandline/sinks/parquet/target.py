@@ -13,7 +13,7 @@ from strandline.sinks.local_folders import check_folder
 from strandline.sinks.parquet.empty_output import check_readable_together, make_readable
 from strandline.sinks.parquet.files import check_sink, recover_sink
 from strandline.sinks.parquet.owner import check_still_owner, claim_sink
-from strandline.sinks.staging import publish
+from strandline.sinks.staging import publish, staged_files
 from strandline.storage import Storage
 
 
@@ -65,6 +65,7 @@ class ParquetTarget(SinkTarget):
             went_back=takeover.log.went_back,
             named=takeover.named,
         )
+        staged_files(self.storage, self._job).discard_halves(takeover.log.generation)
         columns = self._columns
         if columns is not None:
             takeover.retries.call(

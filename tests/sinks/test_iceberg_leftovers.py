@@ -29,6 +29,7 @@ from strandline.testing.sink import JOB, SinkDriver, SinkJob, a_context
 from strandline_bench.targets import unreferenced_files
 
 NAME = "sales.visits"
+OTHER = "0f0e0d0c-0b0a-4908-8706-050403020100"
 Rows = list[tuple[str, int]]
 
 
@@ -502,14 +503,14 @@ def made_up(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
         {},
         {"sequence": 0},
         {"sequence": 1 << 40},
-        {"name": str(uuid4())},
+        {"name": OTHER},
         {"job": "other"},
         {"job": "../visits"},
         {"commit": "../../x"},
         {"batch": -5},
         {"data": "/"},
         {"metadata": "/"},
-        {"table": str(uuid4())},
+        {"table": OTHER},
         {"version": "x"},
     ],
     ids=repr,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
@@ -24,6 +24,7 @@ from strandline.errors import FencedError, StorageFullError, StrandlineError
 from strandline.sinks.iceberg.attempts import Attempt
 from strandline.sinks.iceberg.sink import IcebergSink
 from strandline.sinks.names import commit_notes
+from strandline.storage.base import temporary_name
 from strandline.storage.local import LocalStorage
 from strandline.testing.sink import JOB, SinkDriver, SinkJob, a_context
 from strandline_bench.targets import unreferenced_files
@@ -434,7 +435,7 @@ def test_files_of_a_commit_stay_when_the_table_was_made_anew(tmp_path: Path, ste
     steps.nothing()
     (note,) = place.notes()
     attempt = json.loads(note.read_text())
-    note.write_text(json.dumps({**attempt, "table": str(uuid4())}))
+    note.write_text(json.dumps({**attempt, "table": OTHER}))
     place.job.start()
     assert place.notes() == []
     names = [path.name for path in (tmp_path / "warehouse").rglob("*.parquet")]
@@ -527,6 +528,27 @@ def test_a_note_that_was_made_up_harms_nothing(
 def test_a_note_that_is_no_json_stays_and_the_job_goes_on(made_up: Callable[..., Path]) -> None:
     path = made_up()
     path.write_text("{")
+
+
+def test_half_a_data_file_is_deleted_with_the_others(tmp_path: Path, steps: Steps) -> None:
+    place = Place(tmp_path)
+    driver = place.job.start()
+    metadata = place.stage(driver)
+    steps.on("after new_output", kill)
+    with pytest.raises(KilledError):
+        driver.publish(metadata)
+    steps.nothing()
+    (note,) = place.notes()
+    folder = Path(place.table().location().removeprefix("file://"), "data")
+    names = msgspec.json.decode(note.read_bytes(), type=Attempt).data_names()
+    half, others = folder / temporary_name(next(names)), folder / temporary_name("part-other.parquet")
+    half.touch()
+    others.touch()
+    place.job.start()
+    assert not half.exists()
+    assert others.exists()
+    others.unlink()
+    place.check()
 
 
 def test_files_that_cannot_be_deleted_are_deleted_by_a_later_start(tmp_path: Path, steps: Steps) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from strandline.errors import StorageError
 from strandline.observe import history_record
-from strandline.observe.facts import CheckpointsFacts
-from strandline.observe.history import RunHistory, too_many
-from strandline.storage import StoredFile
+from strandline.observe.facts import CheckpointsFacts, Sample
+from strandline.observe.history import MOST_AT_ONCE, REMOTE, RunHistory, too_many
+from strandline.runtime.driver.figures import RunFigures
+from strandline.storage import Storage, StoredFile
 from tests.observe.generated import generated_facts
 from tests.observe.happenings import (
     JOB,
@@ -108,36 +112,115 @@ def test_the_oldest_runs_go_when_they_are_too_large() -> None:
     assert too_many(files, PATHS, (4, "r4")) == [files[0]]
 
 
-def test_a_job_with_a_checkpoint_every_second_writes_less_than_once_in_ten_seconds() -> None:
+# --- pace ------------------------------------------------------------------------------------------
+
+
+class Kept:
+    """The history of a job second by second, with a clock that the test drives."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.clock = 0.0
+        self.facts = first_facts()
+        self.writes: list[float] = []
+        self.run = RunHistory(storage, self.facts, lambda: self.clock)
+
+    def after(self, seconds: float, events: str = "", rows: int | None = None) -> bool:
+        """Whether something is written so many seconds later, when facts are taken."""
+        self.clock += seconds
+        self.facts = many(events, self.facts)
+        if rows is not None:
+            self.facts = msgspec.structs.replace(self.facts, figures=RunFigures(self.facts.status, rows=rows))
+        # Every second has a new sample.
+        sample = Sample(self.facts.taken_ms + int(self.clock * 1000))
+        self.run.offer(msgspec.structs.replace(self.facts, samples=(*self.facts.samples, sample)))
+        if not self.run.is_due():
+            return False
+        self.run.write()
+        self.writes.append(self.clock)
+        return True
+
+
+def local() -> Remembered:
     storage = Remembered()
-    clock = [0.0]
-    facts = first_facts()
-    run = RunHistory(storage, facts, lambda: clock[0])
-    for second in range(600):
-        clock[0] += 1.0
-        facts = many("cF" if second % 20 == 0 else "c", facts)
-        run.offer(facts)
-        if run.is_due():
-            run.write()
-    writes = storage.calls.count("write")
-    assert writes <= 600 / 12 + 3
-    assert len(storage.calls) <= 2 * writes
-    clock[0] += 0.5
-    run.offer(many("F", facts))
-    assert not run.is_due()  # failures that come again and again are not written more often
+    storage.root = Path("/local")
+    return storage
 
 
-def test_a_failure_is_written_at_once() -> None:
-    clock = [0.0]
-    facts = first_facts()
-    run = RunHistory(Remembered(), facts, lambda: clock[0])
-    run.offer(facts)
-    run.write()
-    clock[0] += 1.0
-    run.offer(many("c", facts))
-    assert not run.is_due()
-    run.offer(many("cF", facts))
-    assert run.is_due()
+@pytest.mark.parametrize("storage", [local(), Remembered()], ids=["disk", "objects"])
+def test_an_idle_job_writes_nothing(storage: Remembered) -> None:
+    kept = Kept(storage)
+    kept.after(0, "c", rows=5)
+    for _ in range(3600):
+        kept.after(1)
+    assert kept.writes == [0]
+    assert storage.calls == ["write"]
+    assert kept.after(1, "c")
+    found = facts_in(storage)
+    assert ended_of(found) == [(1, "completed"), (2, "completed")]
+    assert len(found.samples) == 600
+
+
+def test_on_a_local_disk_whatever_changes_is_written_when_it_is_seen() -> None:
+    kept = Kept(local())
+    assert all(kept.after(1, "c") for _ in range(300))
+    assert all(kept.after(1, rows=row) for row in range(300))
+    assert kept.after(0.2, "F")
+
+
+def test_an_object_store_gets_every_checkpoint_at_once_if_they_are_two_seconds_apart() -> None:
+    kept = Kept(Remembered())
+    kept.after(0)
+    assert [kept.after(1, "c" if second % 2 else "") for second in range(600)] == [False, True] * 300
+
+
+def test_an_object_store_is_written_to_at_most_every_other_second_and_failures_still_come_at_once() -> None:
+    storage = Remembered()
+    kept = Kept(storage)
+    for _ in range(600):
+        kept.after(1, "c", rows=int(kept.clock))
+    assert len(kept.writes) <= 600 / REMOTE.seconds + MOST_AT_ONCE
+    assert all(late - early <= 3 for early, late in pairwise(kept.writes))
+    assert len(storage.calls) <= 2 * len(kept.writes)
+    failures = [kept.after(0.2, "F") for _ in range(20)]
+    assert failures[:3] == [True] * 3
+    assert sum(failures) <= 7  # failures that come again and again are not written more often
+
+
+def test_an_object_store_gets_rows_alone_every_twelve_seconds() -> None:
+    kept = Kept(Remembered())
+    for second in range(601):
+        kept.after(1, rows=second)
+    assert len(kept.writes) == 50
+
+
+def test_a_storage_that_fails_is_not_asked_more_often() -> None:
+    storage = Remembered()
+    storage.fails_at = set(range(5))
+    kept = Kept(storage)
+    tries = []
+    for second in range(70):
+        try:
+            if kept.after(1, "F"):
+                break
+        except StorageError:
+            tries.append(second)
+    assert tries == [0, 12, 24, 36, 48]
+    assert second == 60
+    assert len(facts_in(storage).failures) == 61
+
+
+def test_seconds_share_a_file() -> None:
+    storage = Remembered()
+    kept = Kept(storage)
+    most = 0
+    for _ in range(900):
+        kept.after(1, "c")
+        most = max(most, len(storage.files))
+    assert most <= 25
+    assert storage.calls.count("delete") <= 900 / 12 + 2
+    found = [number for number, _status in ended_of(facts_in(storage))]
+    assert found == list(range(1, len(found) + 1))
+    assert len(found) >= 898
 
 
 def test_earlier_runs_lose_the_figures_of_subtasks_if_the_newest_has_enough(monkeypatch: pytest.MonkeyPatch) -> None:

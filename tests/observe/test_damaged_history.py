@@ -35,6 +35,7 @@ from tests.observe.happenings import (
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LocalStorage, list[Path]]:
     """A whole part with checkpoints 1 to 3, and three parts with one more each."""
     monkeypatch.setattr(history, "PARTS_PER_WHOLE", 3)
+    monkeypatch.setattr(history, "PART_SECONDS", 0.0)
     storage = LocalStorage(str(tmp_path))
     facts = first_facts()
     run = RunHistory(storage, facts)

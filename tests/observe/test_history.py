@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,9 +53,10 @@ STEPS = st.lists(st.one_of(EVENTS, st.sampled_from(["write", "write", "write", "
     fails_at=st.sets(st.integers(0, 8), max_size=4),
     done_first=st.booleans(),
     whole_after=st.integers(2, 5),
+    part_seconds=st.sampled_from([0, 3, 1000]),
 )
 def test_what_is_read_is_the_history_up_to_some_moment_wherever_the_driver_dies(
-    steps: list[str], dies_at: int | None, fails_at: set[int], done_first: bool, whole_after: int
+    steps: list[str], dies_at: int | None, fails_at: set[int], done_first: bool, whole_after: int, part_seconds: int
 ) -> None:
     storage = Remembered()
     storage.dies_at, storage.fails_at, storage.done_first = dies_at, fails_at, done_first
@@ -63,10 +65,13 @@ def test_what_is_read_is_the_history_up_to_some_moment_wherever_the_driver_dies(
     """Every state that was offered; how many of them are certainly durable; the newest that may be."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(history, "PARTS_PER_WHOLE", whole_after)
-        run = RunHistory(storage, facts)
+        patch.setattr(history, "PART_SECONDS", part_seconds)
+        clock = 0
+        run = RunHistory(storage, facts, lambda: clock)
         run.offer(facts)
         try:
             for step in steps:
+                clock += 1
                 if step not in ("write", "close"):
                     facts = after(facts, step)
                     offered.append(facts)
@@ -213,7 +218,33 @@ def test_two_drivers_at_once_do_not_touch_each_others_history(tmp_path: Path, mo
     assert ended_of(found) == ended_of(seen["new"])
 
 
+def test_a_driver_that_was_lost_was_seen_last_when_its_entry_was_renewed(tmp_path: Path) -> None:
+    storage = LocalStorage(str(tmp_path))
+    facts = many("c")
+    hour = 3_600_000
+    stored(storage, facts, entry_of(facts, pid_started=1, beat_ms=facts.taken_ms + hour))
+    found = facts_in(storage)
+    assert found.driver_lost
+    assert found.taken_ms == facts.taken_ms + hour
+
+
 # --- in the background -----------------------------------------------------------------------------
+
+
+def test_what_a_run_did_more_than_a_second_ago_is_in_its_history(tmp_path: Path) -> None:
+    storage = LocalStorage(str(tmp_path))
+    job = Seen(many("c"))
+    writer = HistoryWriter(job, storage)
+    wait_until(lambda: read_history(storage, JOB))
+    took = []
+    for _ in range(3):
+        job.current = many("c", job.current)
+        began = time.monotonic()
+        writer.look()  # as a job that runs does, when it has taken facts
+        wait_until(lambda: len(facts_in(storage).checkpoints.history) == len(job.current.checkpoints.history))
+        took.append(time.monotonic() - began)
+    writer.close()
+    assert min(took) < 0.5
 
 
 def test_the_writer_saves_the_end_of_a_run(tmp_path: Path) -> None:
@@ -231,7 +262,7 @@ def test_the_writer_saves_the_end_of_a_run(tmp_path: Path) -> None:
 def test_a_storage_that_fails_is_logged_once_and_nothing_is_lost_when_it_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(history, "WRITE_SECONDS", 0.0)
+    monkeypatch.setattr(history, "LOCAL", replace(history.LOCAL, failed_seconds=0.0))
     switch = tmp_path / "on"
     switch.touch()
     storage = FaultyStorage(f"faulty+file://{tmp_path}/c", {"fail_pattern": "^write ", "switch": str(switch)})

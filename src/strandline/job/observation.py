@@ -77,7 +77,9 @@ class Observation:
             log.info("job %s: %s", self.job.name, url)
         kept: list[HistoryWriter | Registration] = []
         try:
-            kept.append(keep_history(self.job, self._config))
+            history = keep_history(self.job, self._config)
+            kept.append(history)
+            self.job.when_taken(history.look)
         except Exception:
             log.exception("job %s has no history", self.job.name)
         try:

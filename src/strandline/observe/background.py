@@ -23,14 +23,21 @@ class Background:
         self._what = what
         self._act = act
         self._seconds = seconds
-        self._closing = threading.Event()
+        self._closing = False
+        self._wanted = threading.Event()
+        """Set if somebody does not want to wait for the next time."""
         self._failed = False
         self._thread = threading.Thread(target=self._work, daemon=True, name=name)
         self._thread.start()
 
+    def now(self) -> None:
+        """Has the work done now, in the background."""
+        self._wanted.set()
+
     def finish(self) -> None:
         """Has the work done a last time, in the background."""
-        self._closing.set()
+        self._closing = True
+        self._wanted.set()
 
     def close(self, seconds: float = LAST_SECONDS) -> bool:
         """Has the work done a last time; False if that takes longer than so many seconds. Never raises."""
@@ -40,7 +47,8 @@ class Background:
 
     def _work(self) -> None:
         while True:
-            last = self._closing.is_set()
+            self._wanted.clear()  # before the look: what is wanted from here on is not lost
+            last = self._closing
             try:
                 if self._act(last):
                     self._failed = False
@@ -50,4 +58,4 @@ class Background:
                 self._failed = True
             if last:
                 return
-            self._closing.wait(self._seconds)
+            self._wanted.wait(self._seconds)

@@ -1,8 +1,9 @@
 """Writes the history of a run beside the job's log, in the background.
 
-Every few seconds a part is written with what is new. Every so many parts, a whole part repeats all of them, and they
-are deleted. So a crash between any two calls loses what was not written yet and nothing else, and two drivers never
-write the same file. The history is not needed to go on with a job: whatever fails here, the job does not notice.
+What is new goes into the newest part, which is written again and again for some seconds. Every so many parts, a whole
+part repeats all of them, and they are deleted. So a crash between any two calls loses what was not written yet and
+nothing else, and two drivers never write the same file. The history is not needed to go on with a job: whatever fails
+here, the job does not notice.
 """
 
 from __future__ import annotations
@@ -10,23 +11,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from strandline.config import Config
 from strandline.observe.background import Background
 from strandline.observe.facts import JobFacts
 from strandline.observe.history_format import encode_part
-from strandline.observe.history_record import HistoryRecord
+from strandline.observe.history_record import HistoryRecord, News
 from strandline.observe.views import JobView
 from strandline.storage import JobPaths, Storage, StoredFile, open_storage
 
 log = logging.getLogger(__name__)
 
-WRITE_SECONDS = 12.0
-"""How often a part is written. With the heartbeats of the run's entry, that makes eleven writes a minute."""
-LOCAL_WRITE_SECONDS = 2.0
-"""The same for a local disk, where a write costs little."""
-MOST_AT_ONCE = 3
-"""How many parts may come early in a row, because something happened that is worth saving at once."""
+PART_SECONDS = 12.0
+"""For how long what is new goes into the same part. Then the next part begins."""
+MOST_AT_ONCE = 10.0
+"""How many writes may follow each other as fast as there is something new."""
+FOR_EVENTS = 3.0
+"""How many of these are left for failures, recoveries and the like."""
 PARTS_PER_WHOLE = 24
 """How many parts a whole part stands for."""
 KEPT_RUNS = 20
@@ -34,6 +36,24 @@ KEPT_BYTES = 64 << 20
 """How many bytes the earlier runs of a job may have in its history; the oldest runs are deleted first."""
 QUIET_SECONDS = 600.0
 """The files of a run that has written something since are not deleted, because its driver may be alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often a storage is written to. The facts of a run, and so what is new, are taken once a second."""
+
+    seconds: float
+    """A write in so many seconds, in the long run: the bound of requests."""
+    figures_seconds: float
+    """After how many seconds a write is due if nothing but figures has changed."""
+    failed_seconds: float
+    """After how many seconds a write that failed is tried again."""
+
+
+LOCAL = Pace(0.5, 0.5, 2.0)
+"""Whatever changes is written at once: a local disk takes that without cost."""
+REMOTE = Pace(2.0, 12.0, 12.0)
+"""An object store asks money for each request: at most 30 a minute, and 5 if rows alone come in."""
 
 
 def keep_history(job: JobView, config: Config) -> HistoryWriter:
@@ -45,12 +65,16 @@ def keep_history(job: JobView, config: Config) -> HistoryWriter:
 
 
 class HistoryWriter:
-    """Looks at the facts of a run every second, and has what is new written. See `RunHistory`."""
+    """Looks at the facts of a run, and has what is new written. See `RunHistory`."""
 
     def __init__(self, job: JobView, storage: Storage) -> None:
         self._job = job
         self._history = RunHistory(storage, job.facts())
         self._background = Background("strandline-history", f"job {job.name}: writing its history", self._act)
+
+    def look(self) -> None:
+        """Has the facts looked at now, in the background. Without this call, that happens once a second."""
+        self._background.now()
 
     def finish(self) -> None:
         """Has what is left written, in the background. `close` waits for that."""
@@ -81,30 +105,49 @@ class RunHistory:
         self._number = 0
         self._files: set[str] = set()
         """The files that the next whole part stands for."""
-        self._every = LOCAL_WRITE_SECONDS if storage.root is not None else WRITE_SECONDS
-        self._next = clock()
-        self._early = float(MOST_AT_ONCE)
-        self._refilled = clock()
-        self._soon = False
+        self._pace = LOCAL if storage.root is not None else REMOTE
+        self._news = News.NOTHING
+        self._left = MOST_AT_ONCE
+        """How many writes may follow each other now."""
+        self._counted = self._written = clock()
+        self._not_before = self._part_began = clock()
         self._trimmed = False
 
     def offer(self, facts: JobFacts) -> None:
         """Takes the newest facts of the run."""
-        self._soon |= self._record.offer(facts)
+        self._news = max(self._news, self._record.offer(facts))
 
     def is_due(self) -> bool:
-        """Whether it is time to write a part: the last one was written long ago, or something has happened."""
+        """Whether it is time to write what is new. If nothing is new, it never is."""
         now = self._clock()
-        self._early = min(float(MOST_AT_ONCE), self._early + (now - self._refilled) / self._every)
-        self._refilled = now
-        return now >= self._next or (self._soon and self._early >= 1.0)
+        self._left = min(MOST_AT_ONCE, self._left + (now - self._counted) / self._pace.seconds)
+        self._counted = now
+        if now < self._not_before:
+            return False
+        match self._news:
+            case News.NOTHING:
+                return False
+            case News.FIGURES:
+                return now >= self._written + self._pace.figures_seconds
+            case News.CHECKPOINT:
+                return self._left >= FOR_EVENTS + 1
+            case News.EVENT:
+                return self._left >= 1
 
     def write(self, *, whole: bool = False) -> None:
-        """Writes a part, or a whole part. Raises `StorageError`; what could not be written is in the next part."""
-        # Also after a failure: a storage that fails is not asked more often.
-        self._next = self._clock() + self._every
-        self._early -= 1.0
-        self._soon = False
+        """Writes what is new, or a whole part. Raises `StorageError`; what could not be written is written later."""
+        now = self._clock()
+        self._left -= 1
+        self._not_before = now + self._pace.failed_seconds
+        news, self._news = self._news, News.NOTHING
+        try:
+            self._write(whole, now)
+        except BaseException:
+            self._news = news
+            raise
+        self._not_before = self._written = now
+
+    def _write(self, whole: bool, now: float) -> None:
         # A whole part of this number may be there, if a write failed.
         tried = self._paths.history_part(*self._run, self._number, whole=True) in self._files
         whole = whole or tried or self._number % PARTS_PER_WHOLE == PARTS_PER_WHOLE - 1
@@ -113,8 +156,10 @@ class RunHistory:
         # Known before it is written: a write that fails may have happened all the same.
         self._files.add(path)
         self._storage.write(path, encode_part(self._number, whole, self._record.head(), events))
-        self._record.saved()
-        self._number += 1
+        if whole or now - self._part_began >= PART_SECONDS:
+            self._record.saved()
+            self._number += 1
+            self._part_began = now
         if whole:
             self._storage.delete(sorted(self._files - {path}))
             self._files = {path}

@@ -58,9 +58,11 @@ def merged(runs: Sequence[RunFacts], checkpoint_dir: str, job: str) -> JobFacts:
 
 
 def _told_by_entry(head: JobFacts, found: FoundRun) -> JobFacts:
-    """The entry of a run may know its end, if the last part of its history was lost."""
-    if found.liveness != "ended" or head.status.ended:
+    """The entry may know that the run lived on after the last part of its history, or that it has ended."""
+    if head.status.ended:
         return head
+    if found.liveness != "ended":
+        return msgspec.structs.replace(head, taken_ms=max(head.taken_ms, found.entry.beat_ms))
     ended = found.entry.beat_ms or head.taken_ms
     return msgspec.structs.replace(head, status=found.entry.status, end_ms=ended)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
+from enum import IntEnum
 from typing import Generic, TypeVar
 
 import msgspec
@@ -39,6 +40,18 @@ class Events(msgspec.Struct, frozen=True):
 
     def __bool__(self) -> bool:
         return any(getattr(self, name) for name in self.__struct_fields__)
+
+
+class News(IntEnum):
+    """The most important thing that is new in the facts of a run, and not saved yet."""
+
+    NOTHING = 0
+    FIGURES = 1
+    """Rows, state or health."""
+    CHECKPOINT = 2
+    """A checkpoint has ended, or was dropped."""
+    EVENT = 3
+    """A failure, a recovery, a rescale, another status."""
 
 
 class Recent(Generic[T]):
@@ -113,21 +126,29 @@ class HistoryRecord:
             | Recent[Sample],
             ...,
         ] = (self._checkpoints, self._failures, self._recoveries, self._rescalings, self._statuses, self._samples)
+        self._figures: Hashable = None
         self.facts: JobFacts | None = None
 
-    def offer(self, facts: JobFacts) -> bool:
-        """Takes what is new in the newest facts of the run; whether something happened that should be saved soon."""
+    def offer(self, facts: JobFacts) -> News:
+        """Takes what is new in the newest facts of the run; the most important of it."""
+        if facts is self.facts:
+            return News.NOTHING
         self.facts = facts
         ended = tuple(one for one in facts.checkpoints.history if one.status != "in_progress")
         self._samples.offer(facts.samples)
-        self._checkpoints.offer(ended)
-        soon = [
+        events = [
             self._failures.offer(facts.failures),
             self._recoveries.offer(facts.recoveries),
             self._rescalings.offer(facts.rescalings),
             self._statuses.offer(facts.statuses),
         ]
-        return any(soon)
+        checkpoint = self._checkpoints.offer(ended)
+        before, self._figures = self._figures, _figures_of(facts)
+        if any(events):
+            return News.EVENT
+        if checkpoint:
+            return News.CHECKPOINT
+        return News.NOTHING if before == self._figures else News.FIGURES
 
     def head(self) -> JobFacts:
         """The newest facts without what `fresh` and `all` hold."""
@@ -162,6 +183,13 @@ class HistoryRecord:
         self._checkpoints.items = {one.id: one for one in checkpoints}
         for part in self._parts:
             part.fresh.clear()
+
+
+def _figures_of(facts: JobFacts) -> Hashable:
+    """What of the figures stays the same as long as a job has nothing to do: no clocks, and no rates."""
+    figures = facts.figures
+    counts = (figures.rows, figures.rows_out, figures.late_rows, figures.state_bytes) if figures is not None else ()
+    return counts, tuple((one.rule, one.subject) for one in facts.health)
 
 
 def head_of(facts: JobFacts) -> JobFacts:

@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -42,13 +43,16 @@ log = logging.getLogger(__name__)
 
 FACTS_EVERY = 1.0
 """Seconds between two times that the facts are taken."""
+LOOK_EVERY = 0.2
+"""Seconds between two looks whether something went wrong or the status changed. Then facts are taken at once."""
 
 
 class LiveJob:
     """The run of a job: what is known about it (`JobView`), and what can be asked of it (`JobControl`).
 
-    A thread takes the facts once a second while the run lives, and once more at its end. It asks no slot: the run
-    itself takes figures once a second. So looking at a job costs the job nothing, however many look.
+    A thread takes the facts once a second while the run lives, at once when something has gone wrong, and once more at
+    its end. It asks no slot: the run itself takes figures once a second. So looking at a job costs the job nothing,
+    however many look.
     """
 
     def __init__(self, run: Run, graph: Graph, spark_version: str = "") -> None:
@@ -71,6 +75,7 @@ class LiveJob:
         """Protects the next two."""
         self._at_end: list[Callable[[], None]] = []
         self._ended = False
+        self._told: tuple[Callable[[], None], ...] = ()
         self._thread = BackgroundThread(f"facts of {run.name}", self._watch, self._died)
         self._facts = self._taken()
 
@@ -83,6 +88,10 @@ class LiveJob:
     def served_at(self, ui_url: str) -> None:
         """The page of the job is at this address."""
         self._driver = msgspec.structs.replace(self._driver, ui_url=ui_url)
+
+    def when_taken(self, act: Callable[[], None]) -> None:
+        """Call `act` in the thread of the facts whenever facts were taken. It must not wait, and raises nothing."""
+        self._told += (act,)
 
     def at_end(self, act: Callable[[], None]) -> None:
         """Call `act` in the thread of the facts, after the last facts were taken. Its errors are only logged.
@@ -106,8 +115,11 @@ class LiveJob:
 
     def _watch(self) -> None:
         try:
-            while not self._closed.is_set() and not self._run.wait_until_over(FACTS_EVERY):
-                self._refresh()
+            due = time.monotonic() + FACTS_EVERY
+            while not self._closed.is_set() and not self._run.wait_until_over(LOOK_EVERY):
+                if self._run.records.noted.is_set() or time.monotonic() >= due - LOOK_EVERY / 2:
+                    due = time.monotonic() + FACTS_EVERY
+                    self._refresh()
             self._refresh()
         finally:
             with self._ending:
@@ -122,9 +134,12 @@ class LiveJob:
             log.warning("job %s: %s: %s", self.name, type(error).__name__, error)
 
     def _refresh(self) -> None:
+        self._run.records.noted.clear()  # before the facts are taken: what is noted meanwhile is not lost
         try:
             facts = self._taken()
             self._facts = msgspec.structs.replace(facts, health=findings(facts))
+            for act in self._told:
+                act()
         except Exception:
             log.exception("job %s: its facts cannot be taken; the last ones stay", self.name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class RunRecords:
         self._statuses: deque[tuple[float, RunStatus]] = deque(maxlen=KEPT_RECORDS)
         self._rescalings: deque[Rescaling] = deque(maxlen=KEPT_RECORDS)
         self._failures: deque[RunFailure] = deque(maxlen=KEPT_RECORDS)
+        self.noted = threading.Event()
+        """Set when a status, a failure, a recovery or a rescaling is noted. Who looks at the records clears it."""
 
     @property
     def statuses(self) -> list[tuple[float, RunStatus]]:
@@ -59,14 +62,17 @@ class RunRecords:
         """The run came to a status."""
         if not self._statuses or self._statuses[-1][1] is not status:
             self._statuses.append((time.time(), status))
+            self.noted.set()
 
     def rescaled(self, rescaling: Rescaling) -> None:
         """The run was rescaled."""
         self._rescalings.append(rescaling)
+        self.noted.set()
 
     def failed(self, kind: FailureKind, error: StrandlineError) -> None:
         """The run, a generation or a rescale has failed."""
         self._failures.append(RunFailure(time.time(), kind, f"{type(error).__name__}: {error}"[:MAX_TEXT]))
+        self.noted.set()
 
     def event(self, event: RunEvent) -> None:
         """Note a checkpoint that failed, or slots that were lost."""
@@ -74,8 +80,10 @@ class RunRecords:
             case CheckpointEnded(stats) if stats.status == "failed":
                 text = (stats.failure or "")[:MAX_TEXT]
                 self._failures.append(RunFailure(time.time(), "checkpoint", text, checkpoint=stats.id))
+                self.noted.set()
             case Recovered(recovery) if recovery.kind == "slots":
                 text = recovery.reason[:MAX_TEXT]
                 self._failures.append(RunFailure(recovery.time, "slots", text, recovery.slots))
+                self.noted.set()
             case _:
                 pass

@@ -36,8 +36,8 @@ MAY_IMPORT: dict[str, str] = {
     # The files that a browser loads.
     "web": "",
     # What a person does to a job and to its folder. `strandline` gives it the version.
-    "admin": "strandline job rest observe state_reader runtime.driver runtime.protocol checkpoint storage config "
-    "decoding logs errors redaction",
+    "admin": "strandline job rest observe progress state_reader runtime.driver runtime.protocol checkpoint storage "
+    "config decoding logs errors redaction",
     # State as a table. It finds checkpoints as a restore does, and decodes what the operators store.
     "state_reader": f"runtime.driver.restore state_files {BELOW_RUNTIME}",
     # The files of a checkpoint's state on local disk: what slots restore and what the state reader reads.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -10,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from strandline.admin.reading import Blocks, Reading, bytes_in
 from strandline.checkpoint.metadata import (
     CheckpointMetadata,
     FileHandle,
@@ -109,9 +111,9 @@ class Verification:
         """Verifies a savepoint; `storage` is its folder."""
         return cls(storage, storage.url, metadata.job, {metadata.checkpoint_id: metadata})
 
-    def run(self, progress: Callable[[FileHandle], None] = lambda _handle: None) -> list[Verified]:
-        """Read every file. A checkpoint that a running job drops meanwhile is left out."""
-        problems = verify_files(self._storage, self.handles, progress)
+    def run(self, reading: Reading | None = None) -> list[Verified]:
+        """Read every file. A checkpoint that a running job drops meanwhile is left out. `reading` counts the bytes."""
+        problems = verify_files(self._storage, self.handles, reading)
         found = [self._verified(number, problems) for number in sorted(self._found)]
         if self._retained is not None and any(checkpoint.damage for checkpoint in found):
             retained = set(self._retained())
@@ -161,15 +163,16 @@ def _handles(metadata: CheckpointMetadata) -> Iterator[FileHandle]:
 def verify_files(
     storage: Storage,
     handles: Iterable[FileHandle],
-    progress: Callable[[FileHandle], None] = lambda _handle: None,
+    reading: Reading | None = None,
     threads: int = THREADS,
 ) -> dict[FileHandle, str]:
     """Read the files in several threads, and return the problem of each file that has one.
 
-    No file is read into memory as a whole. `progress` is called after each file, in the caller's thread. Raises
-    `StorageFullError` if the local disk has no room for files of an object store.
+    No file is read into memory as a whole. `reading` counts the bytes. Raises `StorageFullError` if the local disk has
+    no room for files of an object store.
     """
     problems: dict[FileHandle, str] = {}
+    counted = reading or Reading()
     with (
         tempfile.TemporaryDirectory(prefix="strandline-verify-") as folder,
         ThreadPoolExecutor(threads, thread_name_prefix="verify") as pool,
@@ -177,12 +180,14 @@ def verify_files(
         numbered = enumerate(handles)
         try:
             while some := list(islice(numbered, _AT_ONCE)):
-                running = {pool.submit(_problem, storage, handle, Path(folder, str(n))): handle for n, handle in some}
+                running = {
+                    pool.submit(_problem, storage, handle, Path(folder, str(n)), counted, n): handle
+                    for n, handle in some
+                }
                 for done in as_completed(running):
                     problem = done.result()
                     if problem is not None:
                         problems[running[done]] = problem
-                    progress(running[done])
         except BaseException:
             # Also on Ctrl-C: reading terabytes to the end would be useless.
             pool.shutdown(wait=False, cancel_futures=True)
@@ -190,8 +195,8 @@ def verify_files(
     return problems
 
 
-def _problem(storage: Storage, handle: FileHandle, scratch: Path) -> str | None:
-    """The problem of one file, or None. A file of an object store is fetched to `scratch`, to save memory."""
+def _problem(storage: Storage, handle: FileHandle, scratch: Path, reading: Reading, number: int) -> str | None:
+    """The problem of one file, or None. A file of an object store is fetched into a folder, to save memory."""
     try:
         place, path = resolve(storage, handle.path)
         if place.root is not None:
@@ -199,9 +204,14 @@ def _problem(storage: Storage, handle: FileHandle, scratch: Path) -> str | None:
             if whole != handle.stored_size:
                 return f"has {whole} bytes instead of {handle.stored_size}"
             if not handle.whole:
-                return _compare(handle, place.root / path)
-        fetch_file(storage, handle.path, scratch, handle.part)
-        return _compare(handle, scratch)
+                blocks = Blocks()
+                reading.begin(number, lambda: blocks.bytes)
+                return _compare(handle, place.root / path, blocks.add)
+        # What is not on a disk takes its time while it is fetched; the checksum is quick then.
+        scratch.mkdir()
+        reading.begin(number, lambda: bytes_in(scratch))
+        fetch_file(storage, handle.path, scratch / "file", handle.part)
+        return _compare(handle, scratch / "file")
     except (NotFoundError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return "is missing"
     except StorageFullError:
@@ -209,12 +219,13 @@ def _problem(storage: Storage, handle: FileHandle, scratch: Path) -> str | None:
     except (OSError, StorageError) as error:
         return f"cannot be read: {error}"
     finally:
-        scratch.unlink(missing_ok=True)
+        reading.end(number, handle.size)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _compare(handle: FileHandle, file: Path) -> str | None:
+def _compare(handle: FileHandle, file: Path, note: Callable[[int], None] = lambda _count: None) -> str | None:
     size = file.stat().st_size
     if size != handle.size:
         return f"has {size} bytes instead of {handle.size}"
-    found = checksum(file)
+    found = checksum(file, note)
     return None if found == handle.checksum else f"has the checksum {found} instead of {handle.checksum}"

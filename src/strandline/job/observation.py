@@ -35,6 +35,7 @@ class Observation:
         self.job: LiveJob | None = None
         """What is known about the run; None if that cannot be found out."""
         self._served: Served | None = None
+        self._claimed = False
         self._join_until: float | None = None
         self._config = run.config
         self._keep_logs = run.keep_logs
@@ -68,24 +69,26 @@ class Observation:
         """The address of the run's page."""
         return None if self._served is None else self._served.url
 
-    def begun(self) -> None:
-        """The run has begun."""
+    def claimed(self) -> None:
+        """The run has taken the job over, and restores state. It can be found from now on."""
         if self.job is None:
             return
+        self._claimed = True
         url, token = ("", "") if self._served is None else (self._served.url, self._served.token)
         if url:
             log.info("job %s: %s", self.job.name, url)
         kept: list[HistoryWriter | Registration] = []
-        try:
-            history = keep_history(self.job, self._config)
-            kept.append(history)
-            self.job.when_taken(history.look)
-        except Exception:
-            log.exception("job %s has no history", self.job.name)
-        try:
-            kept.append(register(self.job, self._config, url, token))
-        except Exception:
-            log.exception("job %s is not registered", self.job.name)
+        for what, begin in (
+            ("has no history", lambda job: keep_history(job, self._config)),
+            ("is not registered", lambda job: register(job, self._config, url, token)),
+        ):
+            try:
+                one = begin(self.job)
+            except Exception:
+                log.exception("job %s %s", self.job.name, what)
+            else:
+                kept.append(one)
+                self.job.when_taken(one.look)
         # All of them write their ends at the same time: one that takes long must not hold up the others.
         for end in (*(one.finish for one in kept), *(one.close for one in kept), self._keep_logs):
             self.job.at_end(end)
@@ -98,6 +101,8 @@ class Observation:
         """The run has not begun after all."""
         if self.job is not None:
             self.job.close()
+        if self._claimed:
+            self.join()  # its entry and its history say that it has failed
         if self._served is not None:
             self._served.close()
 

@@ -15,7 +15,7 @@ from strandline.job.listener import Listeners, RunListener, check_listener
 from strandline.job.observation import Observation
 from strandline.job.run_summary import summary_html, summary_text
 from strandline.observe.facts import Finding
-from strandline.progress import steps
+from strandline.progress import byte_bar, steps
 from strandline.runtime.driver.events import RunEvent
 from strandline.runtime.driver.figures import RunFigures, RunProcesses
 from strandline.runtime.driver.recoveries import Recovery, Rescaling
@@ -52,13 +52,17 @@ class JobRun:
         self._run = make_run(self._listeners.post)
         self._observation = observe(self._run)
         try:
-            self._run.begin()
+            with byte_bar(f"restoring {self._run.name}", self._restored_bytes):
+                self._run.begin(self._observation.claimed)
         except BaseException:
             self._observation.close()
             raise
-        self._observation.begun()
         self._listeners.start()
         end_at_exit(self)
+
+    def _restored_bytes(self) -> tuple[int, int] | None:
+        seen = self._run.restoring()
+        return None if seen is None else (seen.done_bytes, seen.total_bytes)
 
     def __enter__(self) -> Self:
         return self

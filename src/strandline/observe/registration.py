@@ -93,6 +93,11 @@ class Registration:
         self._local = Background("strandline-registration", f"{name}: its entry on this host", self._renew_here)
         self._stored = Background("strandline-heartbeat", f"{name}: its entry in storage", self._renew_there)
 
+    def look(self) -> None:
+        """Has a change of the status noted now, in the background. Without this call, that happens once a second."""
+        self._local.now()
+        self._stored.now()
+
     def finish(self) -> None:
         """Has the final status noted, in the background. `close` waits for that."""
         self._local.finish()

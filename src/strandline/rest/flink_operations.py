@@ -176,6 +176,12 @@ def _result(operation: Operation) -> Result:
             return Result()
 
 
+def restore_progress(facts: JobFacts, step: str) -> Progress | None:
+    """How far a job is that opens its state; None if it does not."""
+    seen = facts.figures.restoring if facts.figures is not None else None
+    return None if seen is None else Progress(step, seen.done_bytes, seen.total_bytes, "bytes")
+
+
 def checkpoint_progress(facts: JobFacts, since_ms: int, *, savepoint: bool) -> Progress | None:
     """How far the checkpoint or savepoint in progress is that began after `since_ms`."""
     for one in reversed(facts.checkpoints.history[-20:]):

@@ -109,7 +109,14 @@ def rescale(
     most = max_parallelism(facts_of(view))
     if parallelism > most:
         raise RestError(400, f"parallelism: the job has {most} key groups, so at most {most} subtasks of each step.")
-    return _start(shown, view, "rescale", triggerId, lambda control, say: control.rescale(parallelism, say))
+    return _start(
+        shown,
+        view,
+        "rescale",
+        triggerId,
+        lambda control, say: control.rescale(parallelism, say),
+        lambda: flink.restore_progress(view.facts(), f"opening the state of {parallelism} subtasks"),
+    )
 
 
 @router.get("/jobs/{jobid}/rescaling/{triggerid}", **schemas.answers(flink.RescaleStatus, 404))

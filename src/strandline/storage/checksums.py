@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 
-def checksum(path: Path) -> str:
-    """The checksum of a local file."""
+def checksum(path: Path, note: Callable[[int], None] = lambda _count: None) -> str:
+    """The checksum of a local file. `note` gets the number of bytes of each block that was read."""
     value = 0
     with path.open("rb") as source:
         while block := source.read(1 << 20):
             value = zlib.crc32(block, value)
+            note(len(block))
     return checksum_text(value)
 
 

@@ -92,6 +92,15 @@ function finding(one) {
     h("p", { class: "remedy" }, h("b", null, "What to do: "), one.remedy));
 }
 
+/** What goes on that the other figures do not show yet: a restore, the first batch, a long batch. */
+function goesOn(facts) {
+  const { restoring, running_batch: batch } = facts.figures ?? {};
+  if (!runs(facts)) return null;
+  if (restoring) return "Restoring: " + bytes(restoring.done_bytes) + " of " + bytes(restoring.total_bytes);
+  if (!batch || !(batch.first || batch.running_ms >= 2000)) return null;
+  return (batch.first ? "The first batch" : "Batch " + batch.number) + " has been running for " + duration(batch.running_ms);
+}
+
 function figures(store) {
   const { facts, samples } = store;
   const f = facts.figures;
@@ -100,7 +109,7 @@ function figures(store) {
   const behind = f?.sources?.some((one) => one.offsets_behind !== null) ? f.sources.reduce((sum, one) => sum + (one.offsets_behind ?? 0), 0) : null;
   const until = facts.end_ms ?? facts.taken_ms;
   return h("dl", { key: "figures", class: "figures" },
-    figure("Rows/s", short(f?.rows_per_second), "last minute; " + short(f?.rows) + " rows in all", sparkline({ points: of("rows_per_second") })),
+    figure("Rows/s", short(f?.rows_per_second), goesOn(facts) ?? "last minute; " + short(f?.rows) + " rows in all", sparkline({ points: of("rows_per_second") })),
     figure("Lag", behind !== null ? short(behind) + " offsets" : duration(f?.watermark_lag_ms), behind !== null ? "watermark " + duration(f.watermark_lag_ms) : f?.watermark_lag_ms === null ? "no watermark" : "of the watermark", sparkline({ points: of(behind !== null ? "offsets_behind" : "watermark_lag_ms") })),
     figure("State", bytes(f?.state_bytes), bytes(f?.state_memory_bytes) + " in memory", sparkline({ points: of("state_bytes") })),
     figure("Last checkpoint", last ? (runs(facts) ? duration(Math.max(0, until - completion(last))) + " ago" : clock(completion(last))) : "None",

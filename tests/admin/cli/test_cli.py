@@ -39,6 +39,7 @@ from strandline.errors import ConfigError
 from strandline.runtime.driver.restore.job_log import JobLogStore
 from strandline.storage import JobPaths
 from strandline.storage.local import LocalStorage
+from tests.admin.cli.terminal import in_terminal
 from tests.factories import checkpoint_metadata
 
 
@@ -375,6 +376,17 @@ def test_verify_reports_metadata_that_is_damaged_or_missing(by_hand: Path) -> No
     text = strandline_cli("checkpoints", "verify", metadata.parent, code=1).stderr
     assert "no completed checkpoint" in text
     assert "checkpoints ls" in text
+
+
+def test_verify_shows_a_bar_by_bytes_on_a_terminal_and_nothing_else_anywhere(by_hand: Path) -> None:
+    slow = ["--storage-option", "bytes_per_second=900000", "--storage-option", "slow_pattern=^download"]
+    command = ("checkpoints", "verify", f"faulty+file://{by_hand}", *slow)
+    shown = in_terminal(*command)
+    assert "verifying" in shown
+    assert re.search(r"[0-9.]+/3\.0 MB", shown), shown
+    assert "✔ checkpoint 2 of job visits" in shown
+    ended = strandline_cli(*command[:2], str(by_hand), "--json")
+    assert (ended.stderr, len(json.loads(ended.stdout))) == ("", 2)
 
 
 def test_verify_needs_no_log_for_the_copy_of_a_checkpoint(by_hand: Path) -> None:

@@ -89,15 +89,16 @@ def verify_checkpoints(
     checkpoint that names files outside its job's folder and --changelog-dir is reported, and these files are not read.
     """
     from strandline.admin.cli.reports import print_verified
+    from strandline.admin.reading import Reading
+    from strandline.progress import byte_bar
 
     settings = storage_settings(storage_option)
     verifications = _verifications(location, settings, changelog_roots(changelog_dir, settings))
     found: list[Verified] = []
-    with _progress() as bar:
-        total = sum(handle.size for verification in verifications for handle in verification.handles)
-        task = bar.add_task("verifying", total=total)
+    reading = Reading(sum(handle.size for verification in verifications for handle in verification.handles))
+    with byte_bar("verifying", reading.so_far):
         for verification in verifications:
-            found += verification.run(lambda handle: bar.advance(task, handle.size))
+            found += verification.run(reading)
     if as_json:
         print_json([checkpoint.to_json() for checkpoint in found])
     else:
@@ -146,7 +147,7 @@ def collect_garbage(
     others = changelog_roots(changelog_dir, storage_settings(storage_option))
     garbage = find_garbage(folder.storage, folder.job, now=time.time(), min_age=age, take_over=take_over, others=others)
     if yes:
-        with _progress(sizes=False) as bar:
+        with _progress() as bar:
             task = bar.add_task("deleting", total=len(garbage.files.orphans))
             delete_garbage(folder.storage, garbage, lambda count: bar.advance(task, count))
     if as_json:
@@ -220,18 +221,17 @@ def _one_job(location: str, job: str | None, storage_option: list[str] | None) -
     return chosen[0]
 
 
-def _progress(sizes: bool = True) -> Progress:
+def _progress() -> Progress:
     """A progress bar on standard error; it shows nothing if standard error is not a terminal."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from strandline.admin.cli.console import SafeConsole
 
     console = SafeConsole(stderr=True)
-    columns = [DownloadColumn(), TransferSpeedColumn()] if sizes else [TextColumn("{task.completed}/{task.total}")]
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        *columns,
+        TextColumn("{task.completed}/{task.total}"),
         TimeRemainingColumn(),
         console=console,
         transient=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SHOWN_AFTER: Final = 2.0
 """An operation that is over within so many seconds shows no bar."""
+ASK_EVERY: Final = 0.5
 
 
 class Reporter:
@@ -26,6 +27,7 @@ class Reporter:
         self._title = without_controls(title)
         self._console = console
         self._began = time.monotonic()
+        self._asked = 0.0
         self._bars: dict[bool, Bar] = {}
         self._shown: Bar | None = None
 
@@ -43,6 +45,13 @@ class Reporter:
         self._shown.update(
             self._shown.task_ids[0], description=words, completed=progress.done, total=progress.total or None
         )
+
+    def report_by(self, ask: Callable[[], Progress]) -> None:
+        """The operation is as far as `ask` says, which is called if the bar is shown, at most twice a second."""
+        now = time.monotonic()
+        if self._console.is_terminal and now - self._began >= SHOWN_AFTER and now - self._asked >= ASK_EVERY:
+            self._asked = now
+            self.report(ask())
 
     def close(self) -> None:
         """Take the bar away."""

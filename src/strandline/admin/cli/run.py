@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from strandline.admin.detached import Detached
+    from strandline.admin.rest_client import Progress
     from strandline.observe.run_entries import FoundRun
 
 
@@ -195,19 +196,24 @@ def _detach(command: list[str], script: str, job: str | None, timeout: str, as_j
     from strandline.admin.cli.options import duration_option
     from strandline.admin.cli.progress import progress_of
     from strandline.admin.detached import start_detached
-    from strandline.admin.rest_client import Progress
     from strandline.observe.registration import local_runs, make_runs_folder, user_runs_folder
+    from strandline.runtime.driver.status import RunStatus
 
     seconds = duration_option("--timeout", timeout)
     if not Path(script).is_file():
         raise UsageError(f"there is no script {script}")
     begun = time.time()
+    starting: list[FoundRun] = []
 
     def find(pid: int) -> FoundRun | None:
         for found in local_runs():
             entry = found.entry
             # A process id comes again one day, so the time counts, too.
-            if entry.pid == pid and entry.started_ms >= (begun - 5) * 1000 and job in (None, entry.job):
+            if entry.pid != pid or entry.started_ms < (begun - 5) * 1000 or job not in (None, entry.job):
+                continue
+            if entry.status is RunStatus.STARTING:
+                starting[:] = [found]
+            elif entry.status is not RunStatus.FAILED:  # the process will say why
                 return found
         return None
 
@@ -215,9 +221,32 @@ def _detach(command: list[str], script: str, job: str | None, timeout: str, as_j
     log = folder / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(begun))}-{_file_name(script)}.log"
     with progress_of(f"starting {script}") as reporter:
         started = start_detached(
-            command, log, find, timeout=seconds, waiting=lambda: reporter.report(Progress("until its job runs"))
+            command,
+            log,
+            find,
+            timeout=seconds,
+            waiting=lambda: reporter.report_by(lambda: _how_far(starting)),
         )
     _print_started(started, as_json)
+
+
+def _how_far(starting: list[FoundRun]) -> Progress:
+    """What a job that starts is doing, as its server says."""
+    from strandline.admin.rest_client import Progress, RestClient
+    from strandline.observe.registration import read_token
+
+    waiting = Progress("until its job runs")
+    if not starting or not starting[0].entry.rest_url:
+        return waiting
+    entry = starting[0].entry
+    try:
+        figures = RestClient(entry.rest_url, read_token(starting[0]), timeout=2.0).facts(entry.job_id).figures
+    except StrandlineError:
+        return waiting  # it does not answer yet, or not any more
+    seen = figures.restoring if figures is not None else None
+    if seen is None:
+        return waiting
+    return Progress(f"restoring {entry.job}", seen.done_bytes, seen.total_bytes, "bytes")
 
 
 def _file_name(script: str) -> str:

@@ -17,11 +17,14 @@ from strandline.rest.flink_vertices import level
 
 if TYPE_CHECKING:
     from strandline.checkpoint.stats import CheckpointStats
+    from strandline.runtime.driver.figures import RunFigures
 
 SHOWN_SUBTASKS: Final = 10
 SHOWN_FINDINGS: Final = 8
 SHOWN_SOURCES: Final = 6
 SHOWN_STEPS: Final = 12
+LONG_BATCH_MS: Final = 2000.0
+"""A batch that has been running for so long is shown while it runs."""
 _MARKS = {"critical": ("✖", "bold red"), "warning": ("▲", "bold yellow"), "info": ("·", "blue")}
 
 
@@ -119,12 +122,22 @@ def _figures(facts: JobFacts, catching: CatchingUp | None) -> Table:
 def _rows(facts: JobFacts, catching: CatchingUp | None) -> Iterable[tuple[str, str]]:
     figures = facts.figures
     if figures is not None:
-        yield "rows in", f"{rate(figures.rows_per_second)} in the last minute, {figures.rows:,} in all"
-        yield "rows out", f"{rate(figures.rows_out_per_second)}, {figures.rows_out:,} in all"
-        lag = (
-            "no event time so far" if figures.watermark_lag_ms is None else f"{lasted(figures.watermark_lag_ms)} behind"
-        )
-        yield "watermark", f"{lag}; {plural(figures.late_rows, 'late row')}"
+        if figures.restoring is not None:
+            seen = figures.restoring
+            yield "restoring", f"{size(seen.done_bytes)} of {size(seen.total_bytes)} on local disks"
+        if facts.runs:
+            yield "batch", _batch_words(figures)
+        if figures.batch_duration_ms or not facts.runs:
+            yield "rows in", f"{rate(figures.rows_per_second)} in the last minute, {figures.rows:,} in all"
+            yield "rows out", f"{rate(figures.rows_out_per_second)}, {figures.rows_out:,} in all"
+            lag = (
+                "no event time so far"
+                if figures.watermark_lag_ms is None
+                else f"{lasted(figures.watermark_lag_ms)} behind"
+            )
+            yield "watermark", f"{lag}; {plural(figures.late_rows, 'late row')}"
+        else:
+            yield "rows", "counted when a batch has ended"
         for source in figures.sources[:SHOWN_SOURCES]:
             behind = "" if source.offsets_behind is None else f", {plural(source.offsets_behind, 'offset')} behind"
             yield "source", f"{one_line(source.description)}: {plural(source.rows, 'row')}{behind}"
@@ -148,6 +161,17 @@ def _rows(facts: JobFacts, catching: CatchingUp | None) -> Iterable[tuple[str, s
         )
     if catching is not None:
         yield "catching up", catching.in_words()
+
+
+def _batch_words(figures: RunFigures) -> str:
+    """What batch runs, and since when; of one that has just begun, only if it is the first one."""
+    running, last = figures.running_batch, f"the last one took {lasted(figures.batch_duration_ms)}"
+    if figures.batch_duration_ms == 0:
+        last = "none has ended so far"
+    if running is not None and (running.first or running.running_ms >= LONG_BATCH_MS):
+        which = f"the first one of generation {figures.generation}" if running.first else f"number {running.number}"
+        return f"{which} has been running for {lasted(running.running_ms)}; {last}"
+    return last
 
 
 def _state_words(facts: JobFacts) -> str:

@@ -38,6 +38,7 @@ from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import JOB_GROUP, Cluster
 from strandline.runtime.driver.progress import BatchWork, RunProgress, StreamRead
+from strandline.runtime.driver.recoveries import Began
 from strandline.runtime.driver.sink_failures import function_failure, is_spark_failure
 from strandline.runtime.driver.sink_functions import in_sink_function
 from strandline.runtime.driver.spark_failures import failure_of_batch
@@ -127,6 +128,8 @@ class Batches:
         self._gate.set()
         self.entered = False
         """Whether Spark's thread is in the batch function, at the gate or in a batch."""
+        self.running: tuple[int, Began] | None = None
+        """The batch that is being worked on, and when that began; None if there is none, and for epochs."""
         self._ending = threading.Event()
         self._jobs: tuple[SparkContext, str] | None = None
         """Spark, and the group to which the Spark jobs of the running batch belong."""

@@ -27,6 +27,7 @@ from strandline.runtime.driver.recoveries import (
     slot_recovery,
 )
 from strandline.runtime.driver.restore.savepoints import SavepointTarget
+from strandline.runtime.driver.restored_state import RestoredState
 from strandline.runtime.driver.run_logs import RunLogs
 from strandline.runtime.driver.slot_samples import SlotSample
 from strandline.runtime.driver.task_managers import Answers, TaskManagers
@@ -138,6 +139,8 @@ class Cluster(CoordinatorCalls):
         self.recoveries: deque[Recovery] = deque(maxlen=KEPT_RECOVERIES)
         self.on_recovery: Callable[[Recovery], None] = lambda _recovery: None
         """Called with every recovery. It must not wait."""
+        self.restored = RestoredState()
+        """How far the slots of a generation that is being opened are with their state."""
         self._moves = 0
         self.failure: StrandlineError | None = None
         """The death of a background thread in a task manager or a slot of this generation."""
@@ -191,6 +194,7 @@ class Cluster(CoordinatorCalls):
 
     def heartbeat(self, request: Heartbeat) -> HeartbeatAnswer:
         wanted = self._managers.heartbeat(request) and not self._closed
+        self.restored.note(request.identity, request.restored_bytes)
         if wanted and request.failure is not None:
             self.failure = request.failure.error()
             # It cannot go on: the next generation gets another one.
@@ -227,7 +231,10 @@ class Cluster(CoordinatorCalls):
             self._places = {}
             self._restore = deployment.restore
             self._segments = DurableSegments(deployment.restore.batch)
-            rebuilt = self._start(range(deployment.parallelism), deployment.restore.batch)
+            try:
+                rebuilt = self._start(range(deployment.parallelism), deployment.restore.batch, self.restored.begin)
+            finally:
+                self.restored.end()
             used = {place.manager for place in self._places.values()}
             others = [identity for identity in self._managers if identity not in used]
             older = OlderSlots(deployment.generation)
@@ -329,8 +336,13 @@ class Cluster(CoordinatorCalls):
         self.recoveries.append(recovery)
         self.on_recovery(recovery)
 
-    def _start(self, indices: Sequence[int], decided_batch: int) -> dict[int, list[Rebuilt]]:
-        """Start slots at `decided_batch`; each returns to its task manager if that lives."""
+    def _start(
+        self,
+        indices: Sequence[int],
+        decided_batch: int,
+        begin: Callable[[list[SlotSpec]], None] = lambda _specs: None,
+    ) -> dict[int, list[Rebuilt]]:
+        """Start slots at `decided_batch`; each returns to its task manager if that lives. `begin` gets their specs."""
         deployment = self._deployment
         assert deployment is not None
         for index in indices:
@@ -351,6 +363,7 @@ class Cluster(CoordinatorCalls):
                 beside[homes[index]],
             )
             specs.setdefault(homes[index], []).append(spec)
+        begin([spec for some in specs.values() for spec in some])
         use_copies = deployment.rescale or self.run.local_recovery
         requests = {identity: StartSlots(some, use_copies) for identity, some in specs.items()}
         started: dict[str, dict[int, StartedSlot]] = {}

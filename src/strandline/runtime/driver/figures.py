@@ -27,6 +27,34 @@ class RestoreFigures(Facts, frozen=True):
     durable_bytes: int = 0
 
 
+class Restoring(Facts, frozen=True):
+    """How far the slots are that open the state of a generation.
+
+    Attributes:
+        done_bytes: Bytes that they have brought to their disks, or found there.
+        total_bytes: The size of the files that they need.
+    """
+
+    done_bytes: int
+    total_bytes: int
+
+
+class RunningBatch(Facts, frozen=True):
+    """The batch that is being worked on.
+
+    Attributes:
+        number: Its number, as checkpoints and sinks know it.
+        since_ms: When it began, in milliseconds since the epoch.
+        running_ms: For how long it has been running.
+        first: Whether the generation has not committed a batch yet.
+    """
+
+    number: int
+    since_ms: int
+    running_ms: float
+    first: bool = False
+
+
 class StateMemory(Facts, frozen=True):
     """The memory budget of the state, and its use.
 
@@ -141,6 +169,8 @@ class RunFigures(Facts, frozen=True):
         held_up_s: For how many seconds batches have been waiting for a sink that is behind; 0 if they do not wait.
         silent_source: The description of a source that does not answer when Spark asks it for new rows; else empty.
         silent_s: For how many seconds it has not answered; 0 if all sources answer within ten seconds.
+        restoring: How far a start, restart or rescale is that opens the state; None if none does.
+        running_batch: The batch that is being worked on; None if there is none, and in real time.
     """
 
     status: RunStatus
@@ -169,6 +199,8 @@ class RunFigures(Facts, frozen=True):
     held_up_s: float = 0.0
     silent_source: str = ""
     silent_s: float = 0.0
+    restoring: Restoring | None = None
+    running_batch: RunningBatch | None = None
 
     def __repr__(self) -> str:
         facts = [

@@ -12,7 +12,7 @@ from strandline.errors import StrandlineError
 from strandline.runtime.driver.cluster import CLOSE_PATIENCE, Cluster
 from strandline.runtime.driver.cluster_setup import make_cluster
 from strandline.runtime.driver.events import CheckpointEnded, Progressed, Recovered, RunEvent
-from strandline.runtime.driver.figures import RestoreFigures
+from strandline.runtime.driver.figures import RestoreFigures, Restoring, RunningBatch
 from strandline.runtime.driver.first_offsets import FirstOffsets
 from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.opening import GenerationRequest, RunContext, open_generation
@@ -68,6 +68,8 @@ class Generations:
         self.cluster: Cluster | None = None
         self.history = CheckpointHistory(on_end=lambda stats: on_event(CheckpointEnded(stats)))
         self.progress = RunProgress(job, lambda report: on_event(Progressed(report)))
+        self.on_first_claim: Callable[[], None] = lambda: None
+        """Called when the run has taken the job over."""
         self._first_offsets = FirstOffsets()
         self._job = job
         self._spark = spark
@@ -116,7 +118,10 @@ class Generations:
         self.current = open_generation(run, request)
 
     def _claimed(self, number: int) -> None:
+        first = self._last_claimed is None
         self._last_claimed = number
+        if first:
+            self.on_first_claim()
 
     def close(self, generation: Generation, patience: float | None = None) -> None:
         """Close the generation, unless that was done before; see `Generation.close`."""
@@ -124,6 +129,19 @@ class Generations:
             self.current = None
             self._closed = self._closed.plus(generation)
             generation.close(patience)
+
+    def restoring(self) -> Restoring | None:
+        """How far a generation is that opens its state; None if none does."""
+        return self.cluster.restored.progress() if self.cluster is not None else None
+
+    def running_batch(self) -> RunningBatch | None:
+        """The batch that is being worked on; None if there is none."""
+        generation = self.current
+        running = generation.batches.running if generation is not None else None
+        if generation is None or running is None:
+            return None
+        number, began = running
+        return RunningBatch(number, int(began.time * 1000), began.ms_until(), generation.batches.committed == 0)
 
     def counts(self) -> GenerationCounts:
         """What all generations have counted up to now."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from strandline.checkpoint.batch import batch_id
 from strandline.errors import StrandlineError
 from strandline.runtime.driver.batches import Batches
 from strandline.runtime.driver.cluster import JOB_GROUP
+from strandline.runtime.driver.recoveries import Began
 from strandline.runtime.driver.watermarks import Seen
 
 if TYPE_CHECKING:
@@ -86,8 +86,15 @@ class MicroBatches(Batches):
             raise RuntimeError("the batch function failed") from None
 
     def _run(self, rows: DataFrame, spark_batch: int) -> None:
-        began = time.monotonic()
+        began = Began.now()
         batch = batch_id(self.generation, spark_batch)
+        self.running = (batch, began)
+        try:
+            self._work(rows, spark_batch, batch, began.steady)
+        finally:
+            self.running = None
+
+    def _work(self, rows: DataFrame, spark_batch: int, batch: int, began: float) -> None:
         when = self._clock.of(spark_batch)
         context = rows.sparkSession.sparkContext
         group = context.getLocalProperty(JOB_GROUP)

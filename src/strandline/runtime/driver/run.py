@@ -27,7 +27,7 @@ from strandline.runtime.driver.checkpoint_requests import CheckpointFailedError,
 from strandline.runtime.driver.cluster import CLOSE_PATIENCE
 from strandline.runtime.driver.cluster_setup import absolute_location
 from strandline.runtime.driver.events import Rescaled, RunEvent, Terminated
-from strandline.runtime.driver.figures import RunFigures, RunProcesses, RunSummary, run_processes
+from strandline.runtime.driver.figures import Restoring, RunFigures, RunProcesses, RunSummary, run_processes
 from strandline.runtime.driver.generation import LEAST_PATIENCE, Generation
 from strandline.runtime.driver.generations import Generations
 from strandline.runtime.driver.plan import Graph
@@ -128,13 +128,20 @@ class Run:
 
     # --- starting --------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Start the first generation. Raises what is wrong with the job, its options or its checkpoint."""
+    def begin(self, on_claimed: Callable[[], None] = lambda: None) -> None:
+        """Start the first generation. Raises what is wrong with the job, its options or its checkpoint.
+
+        `on_claimed` is called as soon as the run has taken the job over, before it restores state.
+        """
+        self._generations.on_first_claim = on_claimed
         self._generations.start_cluster(self.id, self._config)
         try:
             self._open_generation()
-        except BaseException:
+        except BaseException as error:
             self._generations.close_cluster()
+            if isinstance(error, StrandlineError):
+                self.error = error
+                self.records.failed("run", error)
             self._set_status(RunStatus.FAILED)
             self._done.set()
             raise
@@ -618,7 +625,19 @@ class Run:
 
     def last_figures(self) -> RunFigures:
         """The figures of the run as they were taken last, at most seconds ago. Asks no other process."""
-        return run_figures(self.status, self.restarts, self._generations.counts(), self._generations.progress)
+        generations = self._generations
+        return run_figures(
+            self.status,
+            self.restarts,
+            generations.counts(),
+            generations.progress,
+            generations.restoring(),
+            generations.running_batch(),
+        )
+
+    def restoring(self) -> Restoring | None:
+        """How far a generation is that opens its state; None if none does."""
+        return self._generations.restoring()
 
     def slot_samples(self) -> list[SlotSample]:
         """What each slot said last, at most seconds ago. Asks no other process."""

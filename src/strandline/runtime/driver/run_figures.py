@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import time
 
-from strandline.runtime.driver.figures import RunFigures
+from strandline.runtime.driver.figures import Restoring, RunFigures, RunningBatch
 from strandline.runtime.driver.generations import GenerationCounts
 from strandline.runtime.driver.progress import BatchWork, RunProgress
 from strandline.runtime.driver.status import RunStatus
 
 
-def run_figures(status: RunStatus, restarts: int, counts: GenerationCounts, progress: RunProgress) -> RunFigures:
-    """The figures of a run, from what its generations and its progress have counted."""
+def run_figures(
+    status: RunStatus,
+    restarts: int,
+    counts: GenerationCounts,
+    progress: RunProgress,
+    restoring: Restoring | None = None,
+    running_batch: RunningBatch | None = None,
+) -> RunFigures:
+    """The figures of a run, from what its generations and its progress have counted, and from what goes on."""
     last, steps, sizes, silence = progress.last, progress.steps(), progress.sizes, progress.silence
     rows_per_second, rows_out_per_second = (0.0, 0.0) if status.ended else progress.rates(time.monotonic())
     return RunFigures(
@@ -41,6 +48,8 @@ def run_figures(status: RunStatus, restarts: int, counts: GenerationCounts, prog
         held_up_s=progress.sinks.held_up_s,
         silent_source=silence.source if silence is not None else "",
         silent_s=silence.seconds if silence is not None else 0.0,
+        restoring=restoring,
+        running_batch=running_batch,
     )
 
 

@@ -34,6 +34,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """Slots whose process has ended."""
     failure: Failure | None = None
     """The death of a background thread, here or in a slot. The task manager cannot go on."""
+    restored_bytes: int = 0
+    """How many bytes of their state the slots have restored that are being started."""
 
 
 class HeartbeatAnswer(msgspec.Struct, frozen=True):

@@ -82,6 +82,7 @@ from strandline.runtime.slot.local_files import OperatorFolder
 from strandline.runtime.slot.operator_slot import OperatorSlot
 from strandline.runtime.slot.profiler import Profiler
 from strandline.runtime.slot.rebuild import rebuild
+from strandline.runtime.slot.restored_bytes import RestoredBytes
 from strandline.state.backends.rocksdb import RocksDBMemory
 
 log = logging.getLogger(__name__)
@@ -403,9 +404,14 @@ def _messages(reader: Any) -> Iterator[pa.RecordBatch | Section]:
 
 
 class Announcement:
-    """The standard output of a slot that starts: an empty line every second as a sign of life, then one message."""
+    """The standard output of a slot that starts: a line every second as a sign of life, then one message.
+
+    The line says how many bytes of the state the slot has restored.
+    """
 
     def __init__(self, output: BinaryIO) -> None:
+        self.restored: RestoredBytes | None = None
+        """Set as soon as it is known what the slot restores."""
         self._output = output
         self._lock = threading.Lock()
         self._told = threading.Event()
@@ -419,9 +425,10 @@ class Announcement:
 
     def _pulse(self) -> None:
         while not self._told.wait(PULSE_EVERY):
+            restored = self.restored.so_far() if self.restored is not None else 0
             with self._lock:
                 if not self._told.is_set():
-                    self._write(b"")
+                    self._write(b"%d" % restored)
 
     def _write(self, line: bytes) -> None:
         with suppress(BrokenPipeError):  # the task manager is gone, and this process is about to end
@@ -467,6 +474,7 @@ def main() -> None:
     spec = msgpack_decoder(SlotSpec).decode(sys.stdin.buffer.read(length))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _set_up_log(spec)
+    ready.restored = RestoredBytes(spec)
     for entry in spec.run.sys_path:
         if entry not in sys.path:
             sys.path.append(entry)

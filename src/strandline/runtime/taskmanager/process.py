@@ -160,6 +160,7 @@ class TaskManager(TaskManagerCalls):
                 self._durability.slot_starting(spec)
             self._clear_old_generations(generation)
             outcomes = list(self._slots.pool.map(self._start, specs))
+            self._slots.all_started()
             self._slots.end_spares()
         for outcome in outcomes:
             if isinstance(outcome, StrandlineError):
@@ -375,7 +376,8 @@ class TaskManager(TaskManagerCalls):
                 self._workers.look()
             lost = [slot.spec.index for slot in self._slots.all() if not slot.alive()]
             try:
-                answer = self._coordinator.heartbeat(Heartbeat(self.identity, lost, self._dead_thread))
+                restored = self._slots.restored_bytes()
+                answer = self._coordinator.heartbeat(Heartbeat(self.identity, lost, self._dead_thread, restored))
                 last_answer = time.monotonic()
                 if not answer.wanted:
                     log.info("not wanted any more")

@@ -118,6 +118,8 @@ class SlotProcesses:
         self._mark = mark_of_task_manager(os.getpid(), started_at(os.getpid()))
         self._spares: list[subprocess.Popen[bytes]] = []
         """Processes that wait to become slots."""
+        self._restored: dict[int, int] = {}
+        """How many bytes of its state each slot that is being started has restored."""
 
     def all(self) -> list[SlotProcess]:
         with self._lock:
@@ -146,7 +148,7 @@ class SlotProcesses:
             message = msgspec.msgpack.encode(spec)
             process.stdin.write(struct.pack(">Q", len(message)) + message)
             process.stdin.flush()
-            answer = _announced(process.stdout, watch)
+            answer = _announced(process.stdout, watch, lambda size: self._note_restored(spec.index, size))
         except OSError:
             answer = b""
         process.stdout.close()
@@ -167,10 +169,25 @@ class SlotProcesses:
             told.address, spec.run.secret, spec.run.run_id, lambda: spec.generation, patience=LONG, tls=spec.run.tls
         )
         watch.ask(client)
+        self._note_restored(spec.index, sum(one.local_bytes + one.durable_bytes for one in told.rebuilt))
         slot = SlotProcess(spec, process, client, told, watch)
         with self._lock:
             self._slots[spec.index] = slot
         return slot
+
+    def _note_restored(self, index: int, size: int) -> None:
+        with self._lock:
+            self._restored[index] = size
+
+    def restored_bytes(self) -> int:
+        """How many bytes of their state the slots have restored that are being started."""
+        with self._lock:
+            return sum(self._restored.values())
+
+    def all_started(self) -> None:
+        """No slot is being started any more."""
+        with self._lock:
+            self._restored = {}
 
     def end(self, index: int) -> None:
         """End a slot at once; nothing happens if there is none."""
@@ -279,13 +296,17 @@ class SlotProcesses:
             slot.client.compact(NOTHING)
 
 
-def _announced(output: IO[bytes], watch: SlotWatch) -> bytes:
-    """What a slot says when it has started. Empty lines before it are signs of life. Empty: the process has ended."""
+def _announced(output: IO[bytes], watch: SlotWatch, note_restored: Callable[[int], None]) -> bytes:
+    """What a slot says when it has started. Empty: the process has ended.
+
+    Numbers before it are signs of life: how many bytes of its state the slot has restored.
+    """
     while True:
         line = output.readline()
-        if line != b"\n":
+        if not line.strip().isdigit():
             return line
         watch.heard()
+        note_restored(int(line))
 
 
 def _kill(process: subprocess.Popen[bytes]) -> int | None:

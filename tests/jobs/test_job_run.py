@@ -133,6 +133,9 @@ def test_a_run_tells_its_figures_and_processes_as_structs(place: Place) -> None:
     assert processes.as_dict()["task_managers"][0]["slots"][1]["pid"] == processes.slots[1].pid
 
     assert (figures.steps["sums"].rows_in, figures.steps["sums"].rows_out, figures.rows_out) == (3, 2, 2)
+    # Two rows of a text, which has an offset, and two numbers; and what tells absent values.
+    assert 2 * (8 + 8 + 4) <= (figures.steps["sums"].bytes_out or 0) <= 2 * (8 + 8 + 8) + 100
+    assert 3 * (8 + 4) <= (figures.steps["sums"].bytes_in or 0) <= 3 * 50 + 300
     assert figures.steps["sums"].estimated_keys >= 2
     assert figures.state_bytes == figures.steps["sums"].state_bytes > 0
     after = run.figures()

@@ -71,6 +71,8 @@ RESCALE = {
         ),
         ("/jobs/visits", ("vertices", 2, "tasks"), {name.upper() for name in TASKS}),
         ("/jobs/visits", ("vertices", 2, "metrics"), IO),
+        ("/jobs/visits", ("vertices", 0, "metrics"), IO - {"read-bytes", "write-bytes"}),
+        ("/jobs/visits", ("vertices", 4, "metrics"), IO - {"read-bytes", "write-bytes"}),
         ("/jobs/visits/plan", ("plan",), {"jid", "name", "type", "nodes"}),
         ("/jobs/visits/config", (), {"jid", "name", "execution-config"}),
         (

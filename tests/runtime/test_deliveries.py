@@ -22,7 +22,7 @@ from strandline.runtime.delivery.deliveries import DeliveryExchange
 from strandline.runtime.driver.opening import pickled
 from strandline.runtime.protocol.exchange import Delivery, ExchangeHeader
 from strandline.runtime.protocol.messages import OperatorSpec, StagerSpec
-from strandline.runtime.protocol.slot_calls import BatchRound, Prepare, RowCounts, SlotClient
+from strandline.runtime.protocol.slot_calls import BatchRound, Prepare, SlotClient
 from strandline.runtime.protocol.taskmanager_calls import ForSlots, PreparedSlot
 from strandline.sinks.base import Stager
 from strandline.state.coding.keys import key_group_range
@@ -112,7 +112,8 @@ def test_only_the_deliveries_that_the_driver_names_count(driver: Driver, slots: 
     prepared = prepare(driver, B0, third, second, first)
     assert staged(prepared) == [("a", 3, 9), ("b", 1, 2), ("z", 1, 7)]
     assert prepared[0].status.prepared == {UID: (B0, 0)}
-    assert prepared[0].status.counts == {UID: RowCounts(4, 2)}
+    counts = prepared[0].status.counts[UID]
+    assert (counts.rows_in, counts.rows_out) == (4, 2)
     assert staged(prepare(driver, B0, third, second, first)) == [("a", 3, 9), ("b", 1, 2), ("z", 1, 7)], "repeated"
     driver.commit(B0)
 
@@ -178,7 +179,9 @@ def test_rows_beyond_the_memory_of_a_batch_wait_on_disk_and_are_gone_afterwards(
     spilled = list(driver.local.rglob("input-*.arrow"))
     assert len(spilled) == 1
     prepared = prepare(driver, B0, one)
-    assert prepared[0].status.counts == {UID: RowCounts(20_000, 20_000)}
+    counts = prepared[0].status.counts[UID]
+    assert (counts.rows_in, counts.rows_out) == (20_000, 20_000)
+    assert min(counts.bytes_in, counts.bytes_out) > 20_000 * (120 + 8)
     driver.commit(B0)
     assert list(driver.local.rglob("input-*.arrow")) == []
 

@@ -35,7 +35,6 @@ from strandline.runtime.protocol.messages import (
 from strandline.runtime.protocol.slot_calls import (
     BatchRound,
     Freeze,
-    RowCounts,
     SlotClient,
     SnapshotRef,
 )
@@ -81,7 +80,9 @@ def test_a_slot_that_was_killed_comes_back_with_everything_that_was_committed(dr
         1: {UID: (B0, 0)},
     }
     counts = {index: status.counts[UID] for index, status in driver.statuses().values.items()}
-    assert counts == {0: RowCounts(3, 2), 1: RowCounts()}, "each row once, whoever asked again"
+    assert {index: (one.rows_in, one.rows_out) for index, one in counts.items()} == {0: (3, 2), 1: (0, 0)}, (
+        "each row once, whoever asked again"
+    )
     driver.commit(B0)
     figures = driver.manager.slot_figures(ForSlots([0, 1], NOTHING)).values
     assert [figures[index].operators[UID].estimated_keys for index in (0, 1)] == [2, 0]

@@ -98,6 +98,8 @@ class SubtaskFacts(Facts, frozen=True):
         estimated_keys: About how many entries its state holds.
         cache_hit_ratio: The share of reads that RocksDB's block cache answered, 0 to 1; None if it is not known.
         watermark_ms: The watermark of its step.
+        bytes_in: Bytes of the rows that it took in since its slot started, in Arrow; None if it is not known.
+        bytes_out: Bytes of the rows that it gave, likewise.
     """
 
     vertex: str
@@ -116,6 +118,8 @@ class SubtaskFacts(Facts, frozen=True):
     estimated_keys: int = 0
     cache_hit_ratio: float | None = None
     watermark_ms: int | None = None
+    bytes_in: int | None = None
+    bytes_out: int | None = None
 
     @property
     def idle(self) -> float:

@@ -76,6 +76,8 @@ def subtask_facts(step: Vertex, before: SlotSample, now: SlotSample, watermark_m
         estimated_keys=new.estimated_keys,
         cache_hit_ratio=_hit_ratio(new.cache_hits - old.cache_hits, new.cache_misses - old.cache_misses),
         watermark_ms=watermark_ms,
+        bytes_in=new.bytes_in,
+        bytes_out=new.bytes_out,
     )
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from strandline.observe.facts import JobFacts, SubtaskFacts, Vertex
 from strandline.rest.flink_states import TASK_STATES, JobState, TaskState, job_state, state_of, task_state
+from strandline.runtime.driver.figures import StepFigures
 from strandline.runtime.driver.status import RunStatus
 
 DEFAULT_MAX_PARALLELISM = 128
@@ -49,11 +50,11 @@ class JobsOverview(Struct, frozen=True):
 
 
 class IOMetrics(Struct, frozen=True, rename="kebab"):
-    """What a vertex read and wrote. Bytes are not counted here, so they are not complete."""
+    """What a vertex read and wrote. Bytes are those of the rows in Arrow; they are missing where nobody counts them."""
 
-    read_bytes: int = 0
+    read_bytes: int | UnsetType = UNSET
     read_bytes_complete: bool = False
-    write_bytes: int = 0
+    write_bytes: int | UnsetType = UNSET
     write_bytes_complete: bool = False
     read_records: int = 0
     read_records_complete: bool = True
@@ -272,9 +273,9 @@ def io_metrics(facts: JobFacts, vertex: Vertex) -> IOMetrics:
     if vertex.kind == "step":
         step = figures.steps.get(vertex.name)
         subtasks = [one for one in facts.subtasks if one.vertex == vertex.id]
-        return msgspec.structs.replace(
-            _shares(subtasks), read_records=step.rows_in if step else 0, write_records=step.rows_out if step else 0
-        )
+        if step is None:
+            return msgspec.structs.replace(_shares(subtasks), read_records_complete=False, write_records_complete=False)
+        return _moved(_shares(subtasks), step)
     if vertex.kind == "sink":
         return IOMetrics(read_records=figures.rows_out)
     source = facts.source_figures(vertex)
@@ -283,7 +284,19 @@ def io_metrics(facts: JobFacts, vertex: Vertex) -> IOMetrics:
 
 def subtask_metrics(subtask: SubtaskFacts) -> IOMetrics:
     """What a subtask has read and written since its slot started."""
-    return msgspec.structs.replace(_shares([subtask]), read_records=subtask.rows_in, write_records=subtask.rows_out)
+    return _moved(_shares([subtask]), subtask)
+
+
+def _moved(shares: IOMetrics, counts: StepFigures | SubtaskFacts) -> IOMetrics:
+    return msgspec.structs.replace(
+        shares,
+        read_records=counts.rows_in,
+        write_records=counts.rows_out,
+        read_bytes=UNSET if counts.bytes_in is None else counts.bytes_in,
+        read_bytes_complete=counts.bytes_in is not None,
+        write_bytes=UNSET if counts.bytes_out is None else counts.bytes_out,
+        write_bytes_complete=counts.bytes_out is not None,
+    )
 
 
 def _shares(subtasks: list[SubtaskFacts]) -> IOMetrics:

@@ -10,6 +10,7 @@ from strandline.checkpoint.stats import SubtaskStats
 from strandline.observe.facts import JobFacts, SubtaskFacts, Vertex
 from strandline.observe.samples import offsets_behind
 from strandline.rest.flink_states import JobState, job_state, state_of
+from strandline.runtime.driver.figures import StepFigures
 
 Value = float | int | str
 
@@ -49,6 +50,7 @@ def step_metrics(facts: JobFacts, vertex: Vertex) -> dict[str, Value]:
         "stateSize": figures.state_bytes,
         "stateMemorySize": figures.state_memory_bytes,
         "stateEstimatedKeys": figures.estimated_keys,
+        **_bytes(figures),
     }
     if figures.watermark_ms is not None:
         known["currentInputWatermark"] = figures.watermark_ms
@@ -72,6 +74,7 @@ def subtask_metrics(facts: JobFacts, subtask: SubtaskFacts, checkpoint: SubtaskS
         "isBackPressured": int(subtask.back_pressured > 0.5),
         "stateSize": subtask.state_bytes,
         "stateMemorySize": subtask.memory_bytes,
+        **_bytes(subtask),
     }
     if facts.config.get("state_backend", "rocksdb") == "rocksdb":
         known["rocksdb_estimate_num_keys"] = subtask.estimated_keys
@@ -84,6 +87,11 @@ def subtask_metrics(facts: JobFacts, subtask: SubtaskFacts, checkpoint: SubtaskS
         known["checkpointAlignmentTime"] = round(checkpoint.alignment_ms * NANOS)
         known["checkpointStartDelayNanos"] = round(checkpoint.start_delay_ms * NANOS)
     return known
+
+
+def _bytes(counts: StepFigures | SubtaskFacts) -> dict[str, Value]:
+    named = {"numBytesIn": counts.bytes_in, "numBytesOut": counts.bytes_out}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def vertex_metrics(facts: JobFacts, vertex: Vertex) -> dict[str, Value]:

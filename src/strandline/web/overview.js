@@ -86,6 +86,8 @@ function subtaskTable(facts, vertex, subtasks) {
       number("Rows out/s", (one) => one.rows_out_per_second, short),
       number("Rows in", (one) => one.rows_in, count),
       number("Rows out", (one) => one.rows_out, count),
+      number("Bytes in", (one) => one.bytes_in, bytes),
+      number("Bytes out", (one) => one.bytes_out, bytes),
       number("State", (one) => one.state_bytes, bytes),
       number("In memory", (one) => one.memory_bytes, bytes),
       number("Keys", (one) => one.estimated_keys, short, "an estimate"),

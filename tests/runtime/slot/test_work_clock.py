@@ -50,19 +50,21 @@ def batch(groups: list[int]) -> pa.RecordBatch:
 def test_rows_are_counted_per_key_group_and_waiting_for_them_is_no_work() -> None:
     clock, began = WorkClock(), time.monotonic_ns()
 
+    batches = [batch([4, 4, 7]), batch([]), batch([5, 9, 9]).slice(0, 1)]
+
     def slow() -> Iterator[pa.RecordBatch]:
         time.sleep(0.05)
-        yield batch([4, 4, 7])
-        yield batch([])
-        yield batch([5])
+        yield from batches
 
     with clock.running():
         counted = CountedRows(slow(), range(4, 8), clock)
         assert sum(one.num_rows for one in counted) == 4
     assert (counted.rows, counted.of_groups.tolist()) == (4, [2, 1, 0, 1])
+    assert counted.bytes == sum(one.nbytes for one in batches)
     assert clock.total_ns() <= time.monotonic_ns() - began - 50_000_000
     rows = CommittedRows(range(4, 8))
     for _ in range(2):
-        rows.add(RowCounts(4, 2), counted.of_groups)
-    assert (rows.counts, rows.of_groups.tolist()) == (RowCounts(8, 4), [4, 2, 0, 2])
+        rows.add(RowCounts(4, 2, 1, 100, 50), counted.of_groups)
+    assert (rows.counts, rows.of_groups.tolist()) == (RowCounts(8, 4, 2, 200, 100), [4, 2, 0, 2])
+    assert rows.counts.minus(RowCounts(4, 2, 1, 100, 50)) == RowCounts(4, 2, 1, 100, 50)
     assert sum(rows.of_groups) == rows.counts.rows_in

@@ -123,6 +123,8 @@ class StepFigures(Facts, frozen=True):
         estimated_keys: About how many keys its state store holds: one for every value, list element, map entry and
             timer. An estimate of RocksDB's, in which keys that were overwritten may count again. Exact with the heap
             backend.
+        bytes_in: Bytes of the rows that it took in, in Arrow; None if it is not known.
+        bytes_out: Bytes of the rows that it gave, in Arrow; None if it is not known.
     """
 
     rows_in: int = 0
@@ -132,6 +134,8 @@ class StepFigures(Facts, frozen=True):
     state_bytes: int = 0
     state_memory_bytes: int = 0
     estimated_keys: int = 0
+    bytes_in: int | None = None
+    bytes_out: int | None = None
 
 
 class RunFigures(Facts, frozen=True):

@@ -282,6 +282,8 @@ class RunProgress:
             size.state_bytes,
             size.memory_bytes,
             size.estimated_keys,
+            counts.bytes_in,
+            counts.bytes_out,
         )
 
     def _note_read(self, counted: _Counted) -> dict[str, Any]:

@@ -35,19 +35,34 @@ class BatchFailure(msgspec.Struct, frozen=True):
 
 
 class RowCounts(msgspec.Struct, frozen=True):
-    """How many rows a step took in and gave in one batch."""
+    """How many rows a step took in and gave in one batch, and how many bytes they have in Arrow."""
 
     rows_in: int = 0
     rows_out: int = 0
     """To all its outputs."""
     late_rows: int = 0
     """Rows among those it took in that came too late."""
+    bytes_in: int = 0
+    """Of rows that were combined before they came, those that came."""
+    bytes_out: int = 0
 
     def plus(self, other: RowCounts) -> RowCounts:
-        return RowCounts(self.rows_in + other.rows_in, self.rows_out + other.rows_out, self.late_rows + other.late_rows)
+        return RowCounts(
+            self.rows_in + other.rows_in,
+            self.rows_out + other.rows_out,
+            self.late_rows + other.late_rows,
+            self.bytes_in + other.bytes_in,
+            self.bytes_out + other.bytes_out,
+        )
 
     def minus(self, other: RowCounts) -> RowCounts:
-        return RowCounts(self.rows_in - other.rows_in, self.rows_out - other.rows_out, self.late_rows - other.late_rows)
+        return RowCounts(
+            self.rows_in - other.rows_in,
+            self.rows_out - other.rows_out,
+            self.late_rows - other.late_rows,
+            self.bytes_in - other.bytes_in,
+            self.bytes_out - other.bytes_out,
+        )
 
 
 class PushedRows(msgspec.Struct, frozen=True, array_like=True):
@@ -103,6 +118,9 @@ class OperatorFigures(msgspec.Struct, frozen=True):
     """Reads of data blocks that RocksDB's cache answered."""
     cache_misses: int = 0
     """Those that it did not answer."""
+    bytes_in: int = 0
+    """Of the rows of committed batches, in Arrow."""
+    bytes_out: int = 0
 
 
 class SlotFigures(msgspec.Struct, frozen=True):

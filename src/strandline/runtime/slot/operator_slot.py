@@ -264,7 +264,7 @@ class OperatorSlot:
             changes.discard()
             output.discard()
             raise
-        counts = RowCounts(counted.rows, output.rows, self.operator.late_rows)
+        counts = RowCounts(counted.rows, output.rows, self.operator.late_rows, counted.bytes, output.size)
         return PreparedBatch(
             header.batch, header.round, changes, chunks, segment, output, counts, counted.of_groups, staged
         )
@@ -449,6 +449,8 @@ class OperatorSlot:
             key_group_rows=self._rows.of_groups.tolist(),
             cache_hits=reads.hits if reads is not None else 0,
             cache_misses=reads.misses if reads is not None else 0,
+            bytes_in=rows.bytes_in,
+            bytes_out=rows.bytes_out,
         )
 
     def close(self) -> None:

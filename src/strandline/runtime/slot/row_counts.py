@@ -16,12 +16,13 @@ from strandline.runtime.slot.work_clock import WorkClock
 class CountedRows(Iterator[pa.RecordBatch]):
     """Batches of rows, counted as they are read. The time in which the reader waits for them is no work.
 
-    A combined row counts for the rows that it stands for.
+    A combined row counts for the rows that it stands for, and with its own bytes.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], key_groups: range, work: WorkClock) -> None:
         """The reader works by the clock `work`; all rows belong to one of the `key_groups`."""
         self.rows = 0
+        self.bytes = 0
         self.of_groups = np.zeros(len(key_groups), np.int64)
         self._batches = batches
         self._groups = key_groups
@@ -35,6 +36,7 @@ class CountedRows(Iterator[pa.RecordBatch]):
             self._work.begin()
         stands_for = rows_per_row(batch)
         self.rows += batch.num_rows if stands_for is None else int(stands_for.sum())
+        self.bytes += batch.nbytes
         at = batch.schema.get_field_index(KEY_GROUP_COLUMN)
         if at >= 0 and batch.num_rows:
             numbers = batch.column(at).to_numpy(zero_copy_only=False)

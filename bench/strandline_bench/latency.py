@@ -4,14 +4,14 @@ A process of its own writes messages into a topic at a fixed rate. Message `i` a
 first, whether the producer is late or not. A job counts per key in Python and keeps the last value, with the changelog,
 and takes checkpoints as often as it can. A row is durable when the first checkpoint that covers it is completed; at
 that moment its result becomes visible in a sink that is exactly once. A `CallbackSink` sees it earlier, and is measured
-in a job of its own. Spark's own operator counts per key in the JVM; its rows are durable when their batch ends.
+in a job of its own. Spark's own operator counts per key in the JVM; its rows are durable when their batch ends. In real
+time its output is in another topic earlier.
 
 At full speed, all messages are in Kafka before the job starts.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import shutil
 import tempfile
@@ -32,12 +32,12 @@ import strandline as sl
 from strandline.checkpoint.batch import BATCHES_PER_GENERATION
 from strandline.errors import ConfigError
 from strandline_bench.events import Int64s
+from strandline_bench.latency_spark import Seen, ends_of, run_operator
 from strandline_bench.rated import Pace, mixed
 from strandline_bench.report import machine, percentiles
 from strandline_bench.running import end_of, session
 from strandline_bench.servers.kafka import KafkaBroker, kafka_broker
 from strandline_bench.sinks import TOOLS
-from strandline_bench.spark_peer import SETTINGS
 from strandline_bench.timing import Say, batches_of
 from strandline_bench.value_state import CountAndKeep
 from strandline_bench.workload import WrongResultError
@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-MODES: Final = ("realtime", "direct", "spark-shuffle", "spark-operator")
+OF_SPARK: Final = ("spark-operator", "spark-realtime")
+"""Spark's operator in micro-batches, and in Spark's real-time mode."""
+MODES: Final = ("realtime", "direct", "spark-shuffle", *OF_SPARK)
 """Our job in real time, with rows delivered straight to the slots, and through Spark's shuffle; Spark's operator."""
 CALLED: Final = ("realtime", "direct")
 """The modes whose output is also measured at a `CallbackSink`, and which are measured at full speed."""
@@ -117,7 +119,10 @@ def run(parameters: Parameters, say: Say, work_dir: Path | None = None) -> dict[
     try:
         with kafka_broker(quick_start=False) as broker:
             for mode in parameters.modes:
-                spark = session(parameters.parallelism, round(parameters.seconds * 100), jars)
+                # In Spark's real-time mode the tasks of both stages hold a core each, all the time.
+                tasks = parameters.parallelism + (parameters.partitions if mode == "spark-realtime" else 0)
+                spark = session(tasks, round(parameters.seconds * 100), jars)
+                spark.conf.set("spark.sql.shuffle.partitions", parameters.parallelism)
                 try:
                     measured = _Measured(parameters, mode, broker, spark, home)
                     say(f"{mode}: rehearsal", 0, 1)
@@ -161,14 +166,19 @@ class _Measured:
     def at(self, rate: int, seconds: float, warm_up: float) -> dict[str, Any]:
         """The figures at one rate. Raises `WrongResultError` if a count is wrong."""
         topic, folder = self._place()
-        measure = self._spark_operator if self._mode == "spark-operator" else self._strandline
-        made, covered, durable_at, batch_ms = measure(topic, folder, self._stream(topic, rate, seconds), rate)
-        numbers = np.arange(round(rate * warm_up), made.rows, dtype=np.int64)
-        return {
-            "rows": made.rows,
-            "durable_ms": percentiles(latencies_ms(made, numbers, covered, durable_at)),
-            "batch_ms": percentiles(batch_ms),
+        stream = self._stream(topic, rate, seconds)
+        measure = self._spark_operator if self._mode in OF_SPARK else self._strandline
+        seen = measure(topic, folder, stream, rate)
+        numbers = np.arange(round(rate * warm_up), seen.made.rows, dtype=np.int64)
+        figures = {
+            "rows": seen.made.rows,
+            "durable_ms": percentiles(latencies_ms(seen.made, numbers, seen.covered, seen.durable_at)),
+            "batch_ms": percentiles(seen.batch_ms),
         }
+        if seen.output_at is not None:
+            arrived = Pace(seen.made.start_us, rate).arrivals_us(numbers) / 1e6
+            figures["output_ms"] = percentiles((seen.output_at[numbers] - arrived) * 1000)
+        return figures
 
     def output_at(self, rate: int, seconds: float, warm_up: float) -> dict[str, Any]:
         """From the arrival of a row until a `CallbackSink` has the row that it made."""
@@ -256,13 +266,11 @@ class _Measured:
             if realtime:
                 return self._epochs.ends
             (query,) = self._spark.streams.active
-            return _ends(query, topic, self._parameters.partitions)
+            return ends_of(query, topic, self._parameters.partitions)
 
         return job, ends
 
-    def _strandline(
-        self, topic: str, folder: Path, stream: Callable[[], Stream], rate: int
-    ) -> tuple[Stream, Int64s, Sequence[float], list[float]]:
+    def _strandline(self, topic: str, folder: Path, stream: Callable[[], Stream], rate: int) -> Seen:
         sink = sl.ParquetSink(str(folder / "out"))
         job, ends_of = self._job(topic, folder, rate, sink, checkpoint_interval="10ms")
         with job.start() as run:
@@ -277,31 +285,12 @@ class _Measured:
         )
         covered = np.array([ends[batch] for batch, _at in completed if batch in ends], np.int64)
         _check(folder / "out", made)
-        return made, covered, [at for batch, at in completed if batch in ends], batch_ms
+        return Seen(made, covered, [at for batch, at in completed if batch in ends], batch_ms)
 
-    def _spark_operator(
-        self, topic: str, folder: Path, stream: Callable[[], Stream], rate: int
-    ) -> tuple[Stream, Int64s, Sequence[float], list[float]]:
-        for name, value in SETTINGS.items():
-            self._spark.conf.set(name, value)
-        counts = self._messages(topic).groupBy("key").agg({"*": "count", "value": "max"})
-        writer = counts.writeStream.outputMode("update").format("noop")
-        query = writer.option("checkpointLocation", str(folder / "spark")).start()
-        try:
-            made, _seen = _produced(stream, list)
-            query.processAllAvailable()
-            ends = _ends(query, topic, made.partitions)
-            batches = {int(one["batchId"]): one for one in query.recentProgress if "addBatch" in one["durationMs"]}
-            starts = dict(zip(sorted(batches), batches_of(query), strict=True))
-            order = sorted(ends)
-            return (
-                made,
-                np.array([ends[batch] for batch in order], np.int64),
-                [starts[batch].start + starts[batch].seconds for batch in order],
-                _batch_ms(query),
-            )
-        finally:
-            query.stop()
+    def _spark_operator(self, topic: str, folder: Path, stream: Callable[[], Stream], _rate: int) -> Seen:
+        produced = lambda: _produced(stream, list)[0]  # noqa: E731
+        realtime = self._mode == "spark-realtime"
+        return run_operator(self._messages(topic), self._broker, folder, topic, produced, realtime=realtime)
 
 
 class _Epochs(sl.RunListener):
@@ -376,18 +365,6 @@ def latencies_ms(
         offsets = numbers[mine] // stream.partitions
         first = np.searchsorted(covered[:, partition], offsets, side="right")
         found[mine] = (ends[first] - pace.arrivals_us(numbers[mine]) / 1e6) * 1000
-    return found
-
-
-def _ends(query: StreamingQuery, topic: str, partitions: int) -> dict[int, list[int]]:
-    """For each batch of a query, the next offset of every partition."""
-    found = {}
-    for progress in query.recentProgress:
-        if "addBatch" not in progress["durationMs"]:
-            continue
-        offsets = [json.loads(source["endOffset"] or "null") for source in progress["sources"]]
-        of_topic = next(one[topic] for one in offsets if isinstance(one, dict) and topic in one)
-        found[int(progress["batchId"])] = [int(of_topic.get(str(number), 0)) for number in range(partitions)]
     return found
 
 

@@ -246,7 +246,7 @@ def send(slot: SlotClient, index: int, batch: int, rows: Rows, round_: int = 0) 
 
 def checkpoint(driver: Driver, number: int) -> list[SubtaskState]:
     """Barrier, upload, acknowledgements; confirmed to the task manager. Gives the states that it holds."""
-    answers = driver.manager.take_checkpoint(TakeCheckpoint(number, timeout=20))
+    answers = driver.manager.take_checkpoint(TakeCheckpoint(checkpoint=number, timeout=20))
     assert answers.failures == {}
     wait_until(lambda: len(driver.acks.get(number, {})) == len(answers.values), what="the last acknowledgement")
     driver.manager.checkpoint_completed(CheckpointCompleted(number, {}))

@@ -54,7 +54,7 @@ def test_a_slot_that_is_frozen_is_killed_and_comes_back_with_everything_that_was
         # Whatever waits for it: the rows of a relay, and calls of every kind.
         rows = pool.submit(send, slots[0], 0, B1, [("a", 1)])
         collected = pool.submit(driver.manager.collect_prepared, ForSlots([0, 1], BatchRound(B1, 0)))
-        barrier = pool.submit(driver.manager.take_checkpoint, TakeCheckpoint(1, timeout=600))
+        barrier = pool.submit(driver.manager.take_checkpoint, TakeCheckpoint(checkpoint=1, timeout=600))
         with pytest.raises(SlotLostError):
             rows.result()
         for answers in (collected.result(), barrier.result()):

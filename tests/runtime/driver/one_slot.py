@@ -18,6 +18,7 @@ from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.deployment import Deployment
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
+from strandline.runtime.driver.restore.takeover import Claim
 from strandline.runtime.driver.sink_commits import SinkCommits
 from strandline.runtime.protocol.folders import socket_folder
 from strandline.runtime.protocol.messages import BackendSettings
@@ -30,6 +31,20 @@ from tests.runtime.processes import GROUPS, JOB, NOON, OPERATORS, UID, cluster_w
 BATCHES = [batch_id(1, number) for number in range(4)]
 
 
+def checkpoints_by_hand(cluster: Cluster, claim: Claim, slots: int = 1) -> Checkpoints:
+    """The checkpoints of a generation, of which none is taken unless somebody asks for it."""
+    return Checkpoints(
+        CheckpointCoordinator(interval=float("inf"), subtasks=[(UID, slot) for slot in range(slots)]),
+        cluster,
+        JobShape(JOB, 1, 1, GROUPS, (UID,)),
+        {},
+        CheckpointInputs(None, lambda batch: SourcePosition(batch, {})),
+        DurableCheckpoints(claim),
+        SinkCommits(claim),
+        timeout=600,
+    )
+
+
 @contextmanager
 def one_slot(root: Path, **run: Any) -> Iterator[tuple[Cluster, Checkpoints]]:
     """A slot that is deployed, and the checkpoints of its generation, which are taken by hand only.
@@ -39,16 +54,7 @@ def one_slot(root: Path, **run: Any) -> Iterator[tuple[Cluster, Checkpoints]]:
     cluster = cluster_without_spark(root)
     cluster.run = msgspec.structs.replace(cluster.run, **run)
     claim = take_the_job_over(LocalStorage(str(root / "durable")), job=JOB)
-    checkpoints = Checkpoints(
-        CheckpointCoordinator(interval=float("inf"), subtasks=[(UID, 0)]),
-        cluster,
-        JobShape(JOB, 1, 1, GROUPS, (UID,)),
-        {},
-        CheckpointInputs(None, lambda batch: SourcePosition(batch, {})),
-        DurableCheckpoints(claim),
-        SinkCommits(claim),
-        timeout=600,
-    )
+    checkpoints = checkpoints_by_hand(cluster, claim)
     try:
         cluster._homes = {0: ensure_task_manager(cluster.run)}
         backend = BackendSettings("rocksdb", 16 << 20, 1 << 20, True, "lz4")

@@ -13,7 +13,7 @@ from strandline.checkpoint.metadata import decode
 from strandline.errors import SlotLostError
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.cluster import Cluster
-from strandline.runtime.protocol.taskmanager_calls import CommittedSlot, TakeCheckpoint
+from strandline.runtime.protocol.taskmanager_calls import Barrier, CommittedSlot
 from tests.runtime.driver.one_slot import BATCHES, one_slot, prepare
 from tests.runtime.processes import JOB
 from tests.runtime.taskmanager.changelog.host import changelog_settings
@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.faults
 
 
-def commit(cluster: Cluster, checkpoints: Checkpoints, number: int) -> tuple[TakeCheckpoint, list[CommittedSlot]]:
+def commit(cluster: Cluster, checkpoints: Checkpoints, number: int) -> tuple[Barrier, list[CommittedSlot]]:
     """Commit a batch with a barrier, as far as the slot is concerned. The caller holds the commit lock."""
     prepare(cluster, BATCHES[number])
     barrier = checkpoints.begin_with_commit(BATCHES[number], 0.0, wanted=True)

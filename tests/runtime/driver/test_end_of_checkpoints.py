@@ -11,18 +11,14 @@ from pathlib import Path
 import pytest
 
 from strandline.checkpoint.batch import batch_id
-from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
-from strandline.checkpoint.metadata import FileHandle, SourcePosition, StateFile, SubtaskState
+from strandline.checkpoint.metadata import FileHandle, StateFile, SubtaskState
 from strandline.checkpoint.pending import SubtaskAck
-from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs
-from strandline.runtime.driver.checkpointing import Checkpoints
-from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.restore.takeover import Claim
-from strandline.runtime.driver.sink_commits import SinkCommits
 from strandline.runtime.protocol.coordinator_calls import Acknowledgement
 from strandline.runtime.protocol.folders import socket_folder
 from strandline.storage.checksums import checksum_text
 from strandline.storage.local import LocalStorage
+from tests.runtime.driver.one_slot import checkpoints_by_hand
 from tests.runtime.driver.restore.generations import take_the_job_over
 from tests.runtime.processes import GROUPS, JOB, UID, cluster_without_spark
 from tests.waiting import wait_until
@@ -63,16 +59,7 @@ class Job:
         self.storage = Hanging(str(root / "durable"))
         self.claim: Claim = take_the_job_over(self.storage, job=JOB)
         self.cluster = cluster_without_spark(root)
-        self.checkpoints = Checkpoints(
-            CheckpointCoordinator(interval=float("inf"), subtasks=[(UID, slot) for slot in range(slots)]),
-            self.cluster,
-            JobShape(JOB, 1, 1, GROUPS, (UID,)),
-            {},
-            CheckpointInputs(None, lambda batch: SourcePosition(batch, {})),
-            DurableCheckpoints(self.claim),
-            SinkCommits(self.claim),
-            timeout=600,
-        )
+        self.checkpoints = checkpoints_by_hand(self.cluster, self.claim, slots)
         self.checkpoints.start()
 
     def begin_checkpoint(self) -> None:

@@ -11,21 +11,16 @@ from typing import Any
 import pytest
 
 from strandline.checkpoint.batch import BatchProtocol
-from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
-from strandline.checkpoint.metadata import SourcePosition
 from strandline.errors import FencedError, SlotLostError
 from strandline.runtime.driver.batches import MAX_ROUNDS, Batches
-from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs
-from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.deployment import Deployment
-from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
 from strandline.runtime.driver.generation import Generation
 from strandline.runtime.driver.progress import RunProgress
-from strandline.runtime.driver.sink_commits import SinkCommits
 from strandline.runtime.protocol.folders import socket_folder
 from strandline.runtime.protocol.messages import BackendSettings
 from strandline.storage.local import LocalStorage
+from tests.runtime.driver.one_slot import checkpoints_by_hand
 from tests.runtime.driver.restore.generations import take_the_job_over
 from tests.runtime.processes import GROUPS, JOB, OPERATORS, UID, cluster_without_spark
 
@@ -82,16 +77,7 @@ def cluster(tmp_path: Path, broken: BrokenSpark) -> Iterator[Cluster]:
 @pytest.fixture
 def generation(cluster: Cluster, storage: LocalStorage) -> Generation:
     claim = take_the_job_over(storage, job=JOB)
-    checkpoints = Checkpoints(
-        CheckpointCoordinator(interval=float("inf"), subtasks=[(UID, 0)]),
-        cluster,
-        JobShape(JOB, 1, 1, GROUPS, (UID,)),
-        {},
-        CheckpointInputs(None, lambda batch: SourcePosition(batch, {})),
-        DurableCheckpoints(claim),
-        SinkCommits(claim),
-        timeout=600,
-    )
+    checkpoints = checkpoints_by_hand(cluster, claim)
     protocol: BatchProtocol[None] = BatchProtocol([(UID, 0)])
     return Generation(
         number=1,

@@ -46,7 +46,7 @@ from strandline.runtime.driver.watermarks import Seen
 from strandline.runtime.protocol.exchange import Delivery
 from strandline.runtime.protocol.messages import BatchTime
 from strandline.runtime.protocol.slot_calls import NextTimers, PrepareEmpty, PushedRows, RowCounts, SlotStatus
-from strandline.runtime.protocol.taskmanager_calls import CommittedSlot, TakeCheckpoint
+from strandline.runtime.protocol.taskmanager_calls import Barrier, CommittedSlot
 from strandline.runtime.task.batch_properties import ADDRESSES, BATCH, GENERATION, PROPERTIES, ROUND, STAGING, TIME
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class _Decided(NamedTuple):
     """A batch that all slots have applied."""
 
     batch: int
-    barrier: TakeCheckpoint | None
+    barrier: Barrier | None
     """The barrier that went with the commit."""
     told: Collection[CommittedSlot]
     """What the slots told; empty if the barrier was given up."""
@@ -476,7 +476,7 @@ class Batches:
     def _decide(
         self,
         on_applied: Callable[[list[NextTimers]], None],
-        begin_checkpoint: Callable[[int], TakeCheckpoint | None],
+        begin_checkpoint: Callable[[int], Barrier | None],
     ) -> _Decided:
         """Decide the batch, and have every slot apply it. `on_applied` gets what each slot waits for next.
 
@@ -495,7 +495,7 @@ class Batches:
                 raise
 
     def _apply(
-        self, batch: int, on_applied: Callable[[list[NextTimers]], None], barrier: TakeCheckpoint | None
+        self, batch: int, on_applied: Callable[[list[NextTimers]], None], barrier: Barrier | None
     ) -> Collection[CommittedSlot]:
         """Have every slot apply the batch. Returns what the slots told, or nothing if the barrier was given up."""
         for attempt in range(MAX_ROUNDS):

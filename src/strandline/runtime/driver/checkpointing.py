@@ -32,7 +32,7 @@ from strandline.runtime.driver.restore.savepoints import SavepointTarget
 from strandline.runtime.driver.sink_commits import SinkCommits
 from strandline.runtime.liveness.threads import ends_within
 from strandline.runtime.protocol.coordinator_calls import Acknowledgement, Decline
-from strandline.runtime.protocol.taskmanager_calls import CommittedSlot, TakeCheckpoint
+from strandline.runtime.protocol.taskmanager_calls import Barrier, CommittedSlot
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ class _Begun(NamedTuple):
 
 class Checkpoints:
     """The checkpoints of one generation. One thread triggers and completes them; acknowledgements come from outside.
+
+    With the changelog, whoever commits a batch triggers a checkpoint that is due then: see `begin_with_commit`.
 
     Who may wait for whom:
 
@@ -195,13 +197,13 @@ class Checkpoints:
             self._inputs.add(CommittedBatch(batch, spark_batch), files)
             self._wake.notify_all()
 
-    def begin_with_commit(self, batch: int, began: float, *, wanted: bool = False) -> TakeCheckpoint | None:
+    def begin_with_commit(self, batch: int, began: float, *, wanted: bool = False) -> Barrier | None:
         """Begin a checkpoint whose barrier comes with the commit of `batch`; None if none is due, or can be.
 
-        With the changelog a barrier needs no slot, so it can come with the commit, and saves a call. The batch is
-        decided, began at `began`, and the commit has not gone out. A `wanted` checkpoint does not wait until it is due.
-        The caller holds the commit lock, and calls `end_barrier` behind the commit. If the commit fails for good it
-        calls `give_up`.
+        With the changelog a barrier only names files, as a rule, so it can come with the commit, and saves a call. The
+        batch is decided, began at `began`, and the commit has not gone out. A `wanted` checkpoint does not wait until
+        it is due. The caller holds the commit lock, and calls `end_barrier` after the commit. If the commit fails for
+        good it calls `give_up`.
         """
         if self._cluster.run.changelog is None:
             return None
@@ -210,7 +212,7 @@ class Checkpoints:
                 return None
             self._coordinator.committed(batch, began)
             begun = self._begin_if_due(batch, wanted=wanted)
-            return TakeCheckpoint(begun.id, self._timeout, begun.full) if begun is not None else None
+            return Barrier(checkpoint=begun.id, full=begun.full) if begun is not None else None
 
     def end_barrier(self, checkpoint_id: int, committed: Collection[CommittedSlot]) -> None:
         """Go on with a checkpoint after the commit that its barrier came with, and that `committed` has told.

@@ -62,6 +62,7 @@ from strandline.runtime.protocol.slot_calls import (
     SlotStatus,
 )
 from strandline.runtime.protocol.taskmanager_calls import (
+    Barrier,
     CheckpointAborted,
     CheckpointCompleted,
     CommitBatch,
@@ -502,10 +503,11 @@ class Cluster(CoordinatorCalls):
         """Begin a round: what slots prepared for the batch is void."""
         self._every_slot(TaskManagerClient.discard, BatchRound(batch, round_))
 
-    def commit(self, batch: int, barrier: TakeCheckpoint | None = None) -> dict[int, CommittedSlot]:
+    def commit(self, batch: int, barrier: Barrier | None = None) -> dict[int, CommittedSlot]:
         """Have every slot make a decided batch its state. Returns when each slot next has something to do.
 
-        With the changelog a `barrier` may come with it, which is taken behind the batch; see `barrier`.
+        With the changelog a `barrier` may go with it, which is taken after the batch. Then the acknowledgements that
+        are ready at once are returned, too.
         """
         with self._lock:  # a checkpoint may be completed at this moment
             self._check_current(batch)
@@ -528,7 +530,7 @@ class Cluster(CoordinatorCalls):
 
         Returns the acknowledgements that are ready at once: all of them, as a rule, with the changelog.
         """
-        request = TakeCheckpoint(checkpoint_id, timeout, full)
+        request = TakeCheckpoint(checkpoint=checkpoint_id, timeout=timeout, full=full)
         answers = self._every_task_manager(TaskManagerClient.take_checkpoint, request)
         return [ack for acks in answers.values() for ack in acks]
 

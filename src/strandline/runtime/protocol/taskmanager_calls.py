@@ -97,27 +97,32 @@ class PreparedSlot(msgspec.Struct, frozen=True):
     """With the changelog: the segment of each operator that is prepared in this round."""
 
 
-class TakeCheckpoint(msgspec.Struct, frozen=True):
+class Barrier(msgspec.Struct, frozen=True, kw_only=True):
     """The barrier of a checkpoint."""
 
     checkpoint: int
-    timeout: float
-    """Seconds for which the driver waits for the answer."""
     full: bool = False
     """Whether the whole state is uploaded, also the files that the last checkpoint holds. With the changelog, the
     state is materialized, and the checkpoint waits for that."""
+
+
+class TakeCheckpoint(Barrier, frozen=True, kw_only=True):
+    """A barrier that is a call of its own."""
+
+    timeout: float
+    """Seconds for which the driver waits for the answer."""
 
 
 class CommitBatch(msgspec.Struct, frozen=True):
     """The decision that a batch is part of the state."""
 
     batch: int
-    barrier: TakeCheckpoint | None = None
-    """With the changelog: the barrier of a checkpoint behind the batch, so that it needs no call of its own."""
+    barrier: Barrier | None = None
+    """With the changelog: a barrier that is taken after the batch, and needs no call of its own."""
 
 
 class CommittedSlot(msgspec.Struct, frozen=True):
-    """What a slot waits for after a commit, and how the barrier behind it went."""
+    """What a slot waits for after a commit, and how the barrier went that came with it."""
 
     timers: NextTimers
     acks: list[SubtaskAck] = []

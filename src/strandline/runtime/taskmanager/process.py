@@ -51,6 +51,7 @@ from strandline.runtime.protocol.slot_calls import (
     SlotStatus,
 )
 from strandline.runtime.protocol.taskmanager_calls import (
+    Barrier,
     CheckpointAborted,
     CheckpointCompleted,
     CommitBatch,
@@ -275,8 +276,10 @@ class TaskManager(TaskManagerCalls):
         refused: Failure | None = None
         if barrier is not None and not applied.failures:
             try:
-                acks = self.take_checkpoint(barrier).values
-            except StrandlineError as error:  # the batch is committed all the same
+                acks = self._barrier(barrier).values
+            except Exception as error:
+                # The batch is committed all the same: whatever it is, it must not look like an error of the commit.
+                log.exception("checkpoint %d: no barrier", barrier.checkpoint)
                 refused = Failure.of(error)
         slots = {index: CommittedSlot(timers, acks.get(index, []), refused) for index, timers in applied.values.items()}
         return SlotAnswers(slots, applied.failures)
@@ -305,6 +308,9 @@ class TaskManager(TaskManagerCalls):
     # --- checkpoints -----------------------------------------------------------------------------
 
     def take_checkpoint(self, request: TakeCheckpoint) -> SlotAnswers[list[SubtaskAck]]:
+        return self._barrier(request)
+
+    def _barrier(self, request: Barrier) -> SlotAnswers[list[SubtaskAck]]:
         with log_context(checkpoint=request.checkpoint):
             return self._durability.barrier(request.checkpoint, request.full)
 

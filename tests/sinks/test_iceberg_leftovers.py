@@ -19,6 +19,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
+from pyiceberg.utils.concurrent import ExecutorFactory
 
 from strandline.errors import FencedError, StorageFullError, StrandlineError
 from strandline.sinks.iceberg.attempts import Attempt
@@ -45,6 +46,7 @@ class Steps:
         self.taken: list[str] = []
         self._at: dict[int, Callable[[str], None]] = {}
         self._on: dict[str, Callable[[str], None]] = {}
+        self._dead = False
         for method in ("write", "upload", "delete", "delete_unfinished", "rename"):
             self._watch(monkeypatch, LocalStorage, method)
         self._watch(monkeypatch, PyArrowFileIO, "new_output")
@@ -66,6 +68,8 @@ class Steps:
         return watched
 
     def _step(self, name: str) -> None:
+        if self._dead:
+            raise KilledError
         self.taken.append(name)
         happens = self._at.pop(len(self.taken), None) or self._on.pop(name, None)
         if happens is not None:
@@ -85,12 +89,16 @@ class Steps:
         self._at = {len(self.taken) + number: happens}
 
     def nothing(self) -> None:
-        """Have nothing happen."""
+        """Have nothing happen any more. Returns when no thread of a driver that was killed is at work."""
         self._at, self._on = {}, {}
+        ExecutorFactory.get_or_create().shutdown(wait=True)
+        ExecutorFactory._instance = None
+        self._dead = False
 
-
-def kill(_step: str) -> None:
-    raise KilledError
+    def kill(self, _step: str = "") -> None:
+        """The driver dies, with all its threads."""
+        self._dead = True
+        raise KilledError
 
 
 def fail(step: str) -> None:
@@ -173,10 +181,11 @@ def test_a_driver_that_is_killed_at_any_step_of_a_commit_leaves_nothing_behind(p
 
     def killed(number: int) -> bool:
         metadata = place.stage(drivers[-1])
-        steps.at(number, kill)
+        steps.at(number, steps.kill)
         try:
             drivers[-1].publish(metadata)
         except KilledError:
+            steps.nothing()
             drivers.append(place.job.start())
             place.check()
             return True
@@ -195,13 +204,15 @@ def test_a_driver_that_is_killed_while_it_clears_up_leaves_that_to_the_next(tmp_
 
     def killed(number: int) -> bool:
         metadata = place.stage(driver[0])
-        steps.on("after write_metadata", kill)
+        steps.on("after write_metadata", steps.kill)
         with pytest.raises(KilledError):
             driver[0].publish(metadata)
-        steps.at(number, kill)
+        steps.nothing()
+        steps.at(number, steps.kill)
         try:
             driver[0] = place.job.start()
         except KilledError:
+            steps.nothing()
             driver[0] = place.job.start()
             place.check()
             return True
@@ -264,7 +275,8 @@ def test_a_driver_that_stands_still_in_a_commit_deletes_what_it_writes_when_it_w
         return bool(happened)
 
     assert numbers(frozen) >= 16
-    place.job.start()
+    for _ in range(2):
+        place.job.start()
     assert place.notes() == []
 
 
@@ -284,12 +296,13 @@ def test_what_a_driver_writes_after_it_stood_still_is_deleted_if_it_is_killed_th
 
         def die(_step: str) -> None:
             happened.append(True)
-            raise KilledError
+            steps.kill()
 
         steps.at(3, take_over)  # its note is written, and no file
         try:
             old.publish(metadata)
         except KilledError:
+            steps.nothing()
             driver[0] = place.job.start()
         except StrandlineError:  # such as: a file that it has just written is gone
             with pytest.raises(FencedError):
@@ -299,7 +312,8 @@ def test_what_a_driver_writes_after_it_stood_still_is_deleted_if_it_is_killed_th
         return bool(happened)
 
     assert numbers(killed) >= 10
-    place.job.start()
+    for _ in range(2):
+        place.job.start()
     assert place.notes() == []
 
 
@@ -331,9 +345,10 @@ def test_manifests_that_were_merged_are_not_left_behind(tmp_path: Path, steps: S
         driver.publish(place.stage(driver))
     place.check()
     metadata = place.stage(driver)
-    steps.on("after commit_table", kill)
+    steps.on("after commit_table", steps.kill)
     with pytest.raises(KilledError):
         driver.publish(metadata)
+    steps.nothing()
     place.job.start()
     place.check()
 
@@ -352,10 +367,11 @@ def test_rows_that_are_staged_while_the_table_is_partitioned_anew_leave_no_file_
             update.add_field("user", IdentityTransform(), "user").commit()
         else:
             update.remove_field("user").commit()
-        steps.at(number, kill)
+        steps.at(number, steps.kill)
         try:
             driver[0].publish(metadata)
         except KilledError:
+            steps.nothing()
             driver[0] = place.job.start()
             place.check()
             return True
@@ -375,7 +391,7 @@ def killed_after_its_commit(place: Place, steps: Steps) -> SinkDriver:
     driver = place.job.start()
     driver.publish(place.stage(driver))
     metadata = place.stage(driver)
-    steps.on("after commit_table", kill)
+    steps.on("after commit_table", steps.kill)
     with pytest.raises(KilledError):
         driver.publish(metadata)
     steps.nothing()
@@ -405,9 +421,10 @@ def test_a_table_of_version_1_whose_snapshots_have_no_numbers(tmp_path: Path, st
     driver.publish(place.stage(driver))
     for step in ("after write_metadata", "after commit_table"):
         metadata = place.stage(driver)
-        steps.on(step, kill)
+        steps.on(step, steps.kill)
         with pytest.raises(KilledError):
             driver.publish(metadata)
+        steps.nothing()
         driver = place.job.start()
         place.check()
 
@@ -429,7 +446,7 @@ def test_files_of_a_commit_stay_when_the_table_was_made_anew(tmp_path: Path, ste
     place = Place(tmp_path)
     driver = place.job.start()
     metadata = place.stage(driver)
-    steps.on("after new_output", kill)
+    steps.on("after new_output", steps.kill)
     with pytest.raises(KilledError):
         driver.publish(metadata)
     steps.nothing()
@@ -534,7 +551,7 @@ def test_half_a_data_file_is_deleted_with_the_others(tmp_path: Path, steps: Step
     place = Place(tmp_path)
     driver = place.job.start()
     metadata = place.stage(driver)
-    steps.on("after new_output", kill)
+    steps.on("after new_output", steps.kill)
     with pytest.raises(KilledError):
         driver.publish(metadata)
     steps.nothing()
@@ -555,7 +572,7 @@ def test_files_that_cannot_be_deleted_are_deleted_by_a_later_start(tmp_path: Pat
     place = Place(tmp_path)
     driver = place.job.start()
     metadata = place.stage(driver)
-    steps.on("after new_output", kill)
+    steps.on("after new_output", steps.kill)
     with pytest.raises(KilledError):
         driver.publish(metadata)
     steps.nothing()

@@ -60,7 +60,7 @@ class CommittedFiles:
             commit.send(write(attempt.data_names()), replaced)
         except Exception:
             if not commit.sent:
-                self._end(attempt, table, Outcome.FAILED)
+                self._clear_early(attempt, table)
             raise
         self._end(attempt, commit.committed if commit.merged else None, Outcome.TOOK_EFFECT)
 
@@ -115,6 +115,16 @@ class CommittedFiles:
             return
         if attempt in self.open:
             self.open.remove(attempt)
+
+    def _clear_early(self, attempt: Attempt, table: Table) -> None:
+        """Delete what an attempt has written that was never sent, so that a full disk has room again.
+
+        It stays open: a thread of PyIceberg may still be writing a manifest.
+        """
+        try:
+            self._clear(attempt, table, Outcome.FAILED)
+        except StrandlineError as error:
+            logger.warning("%s: files of commit %s are deleted later: %s", self._place, attempt.commit, error)
 
     def _clear(self, attempt: Attempt, table: Table, found: Outcome) -> bool:
         """Delete what an attempt has left; False if it cannot be told what that is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,11 +34,18 @@ logger = logging.getLogger(__name__)
 class CommittedFiles:
     """Commits to one table, and deletes the files of commits that did not take effect."""
 
-    def __init__(self, notes: AttemptNotes, options: Mapping[str, str], place: str) -> None:
-        """`options` are the settings of the storage of the table's files."""
+    def __init__(
+        self,
+        notes: AttemptNotes,
+        options: Mapping[str, str],
+        place: str,
+        errors: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """`options` are the settings of the storage of the table's files. `errors` translates what libraries raise."""
         self._notes = notes
         self._options = options
         self._place = place
+        self._errors = errors
         self.open: list[Attempt] = []
         """Attempts of this driver that are at work, or of which it is not known whether they took effect."""
 
@@ -78,9 +86,10 @@ class CommittedFiles:
         """
         try:
             attempts = self._notes.until(generation)
-            table = load() if attempts else None
+            with self._errors():
+                table = load() if attempts else None
         except Exception as error:  # noqa: BLE001 - catalogues raise many types; the job goes on, with its table whole
-            logger.warning("%s: files of earlier commits are deleted by a later start: %s", self._place, error)
+            logger.warning("%s: files of earlier commits are deleted by a later start: %s", self._place, _told(error))
             return
         for attempt in attempts:
             assert table is not None
@@ -88,11 +97,11 @@ class CommittedFiles:
 
     def _settle(self, attempt: Attempt, table: Table, generation: Generation | None = None) -> None:
         try:
-            found = outcome(attempt, table, (data_folder(table.metadata), metadata_folder(table)))
+            with self._errors():
+                found = outcome(attempt, table, (data_folder(table.metadata), metadata_folder(table)))
         except Exception as error:  # noqa: BLE001 - libraries raise many types for files that they cannot read
-            logger.warning(
-                "%s: whether commit %s took effect is looked for again later: %s", self._place, attempt.commit, error
-            )
+            what = f"whether commit {attempt.commit} took effect"
+            logger.warning("%s: %s is looked for again later: %s", self._place, what, _told(error))
             return
         self._end(attempt, table, found, generation)
 
@@ -104,17 +113,21 @@ class CommittedFiles:
         if found is Outcome.UNDECIDED:
             return
         try:
-            if table is not None and not self._clear(attempt, table, found):
-                self._warn(attempt)
-            elif found is Outcome.FAILED and generation is not None and attempt.may_go_on(generation):
-                self._notes.write(msgspec.structs.replace(attempt, cleared_by=generation))
-                return
-            self._notes.remove(attempt)
-        except StrandlineError as error:
-            logger.warning("%s: files of commit %s are deleted later: %s", self._place, attempt.commit, error)
+            with self._errors():
+                self._settled(attempt, table, found, generation)
+        except Exception as error:  # noqa: BLE001 - the commit took effect, or its rows are written again: neither fails
+            logger.warning("%s: files of commit %s are deleted later: %s", self._place, attempt.commit, _told(error))
             return
         if attempt in self.open:
             self.open.remove(attempt)
+
+    def _settled(self, attempt: Attempt, table: Table | None, found: Outcome, generation: Generation | None) -> None:
+        if table is not None and not self._clear(attempt, table, found):
+            self._warn(attempt)
+        elif found is Outcome.FAILED and generation is not None and attempt.may_go_on(generation):
+            self._notes.write(msgspec.structs.replace(attempt, cleared_by=generation))
+            return
+        self._notes.remove(attempt)
 
     def _clear_early(self, attempt: Attempt, table: Table) -> None:
         """Delete what an attempt has written that was never sent, so that a full disk has room again.
@@ -122,9 +135,10 @@ class CommittedFiles:
         It stays open: a thread of PyIceberg may still be writing a manifest.
         """
         try:
-            self._clear(attempt, table, Outcome.FAILED)
-        except StrandlineError as error:
-            logger.warning("%s: files of commit %s are deleted later: %s", self._place, attempt.commit, error)
+            with self._errors():
+                self._clear(attempt, table, Outcome.FAILED)
+        except Exception as error:  # noqa: BLE001 - the error of the commit is the one that counts
+            logger.warning("%s: files of commit %s are deleted later: %s", self._place, attempt.commit, _told(error))
 
     def _clear(self, attempt: Attempt, table: Table, found: Outcome) -> bool:
         """Delete what an attempt has left; False if it cannot be told what that is."""
@@ -149,3 +163,8 @@ class CommittedFiles:
             attempt.generation,
             attempt.commit,
         )
+
+
+def _told(error: Exception) -> str:
+    """An error for the log. Texts of libraries may show secrets."""
+    return str(error) if isinstance(error, StrandlineError) else type(error).__name__

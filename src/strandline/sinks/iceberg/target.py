@@ -80,7 +80,9 @@ class IcebergTarget(MarkedTarget):
         self._keys = tuple(sink.keys)
         self._options = options
         self._checkpoints = open_storage(context.checkpoint_dir, dict(context.storage_options))
-        self._files = CommittedFiles(AttemptNotes(self._checkpoints, self.job, self.place), options, self.place)
+        self._files = CommittedFiles(
+            AttemptNotes(self._checkpoints, self.job, self.place), options, self.place, self._errors
+        )
         self._catalogue: Catalog | None = None
         self._left: Layout | None = None
         """The layout that tasks find."""

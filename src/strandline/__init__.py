@@ -76,7 +76,9 @@ if TYPE_CHECKING:
     from strandline.packages import packages
     from strandline.runtime.driver.figures import (
         RestoreFigures,
+        Restoring,
         RunFigures,
+        RunningBatch,
         RunProcesses,
         SinkFigures,
         SlotProcess,
@@ -151,11 +153,13 @@ __all__ = [
     "ReducingState",
     "Rescaling",
     "RestoreFigures",
+    "Restoring",
     "RocksDBOptions",
     "RunFigures",
     "RunListener",
     "RunProcesses",
     "RunStatus",
+    "RunningBatch",
     "SQLiteSink",
     "SchemaError",
     "SegmentsLostError",
@@ -237,8 +241,8 @@ _NAMES = {
     "strandline.operators.windows.specs": "SessionWindow SlidingWindow WindowSpec session sliding tumbling",
     "strandline.packages": "packages",
     "strandline.runtime.protocol.figures": "ChangelogFigures",
-    "strandline.runtime.driver.figures": "RestoreFigures RunFigures RunProcesses SinkFigures SlotProcess "
-    "SourceFigures StateMemory StepFigures TaskManagerProcess",
+    "strandline.runtime.driver.figures": "RestoreFigures Restoring RunFigures RunProcesses RunningBatch SinkFigures "
+    "SlotProcess SourceFigures StateMemory StepFigures TaskManagerProcess",
     "strandline.runtime.driver.recoveries": "Recovery Rescaling",
     "strandline.runtime.driver.status": "RunStatus",
     "strandline.sinks.base": "Sink",

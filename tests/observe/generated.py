@@ -67,7 +67,7 @@ def generated_facts(
             estimated_keys=500_000,
             cache_hit_ratio=0.9 + 0.1 * chance.random(),
             watermark_ms=int(NOW * 1000) - 20_000,
-            bytes_in=48_000_000 + chance.randrange(1_000_000),
+            bytes_in=48_000_000,
             bytes_out=30_000_000,
         )
         for vertex in (join, counts)

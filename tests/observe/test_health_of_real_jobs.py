@@ -9,18 +9,20 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 import strandline as sl
 from strandline.observe import live
 from strandline.observe.rules import failures, load, measures, state
-from strandline.runtime.driver import generation
-from tests.jobs.place import Place
+from strandline.runtime.driver import generation, source_watch
+from tests.jobs.place import Place, Sum
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
@@ -29,6 +31,11 @@ FAST, STUCK = "1000000000", "1"
 """Bytes per second of the storage."""
 FAILS_FROM = 1_000_000
 """The number of the first rename of a file of the sink that fails."""
+
+
+@pytest.fixture
+def place(tmp_path: Path, spark: SparkSession) -> Place:
+    return Place(tmp_path, spark)
 
 
 class Trouble:
@@ -181,3 +188,59 @@ class TestOneJobInTrouble:
         monkeypatch.setattr(failures, "AGAIN_S", 0.5)
         trouble.clears("repeated-restarts")
         assert trouble.run.health() == []
+
+
+class Gated(DataSource):
+    """A source that brings one row, and does not answer as long as its file `gate` is there."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "gated"
+
+    def schema(self) -> str:
+        return "user string, x long"
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return GatedReader(Path(self.options["gate"]))
+
+
+class GatedReader(DataSourceStreamReader):
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"rows": 0}
+
+    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # the form that every release calls
+        while self.gate.exists():
+            time.sleep(0.05)
+        return {"rows": 1}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return [InputPartition(number) for number in range(start["rows"], end["rows"])]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[str, int]]:
+        yield ("a", int(partition.value))
+
+
+def test_a_source_that_does_not_answer_is_reported_until_it_does(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in (
+        (live, "FACTS_EVERY", 0.2),
+        (source_watch, "PATIENCE", 0.5),
+        (source_watch, "LEAST_LOOKS", 3),
+    ):
+        monkeypatch.setattr(module, name, value)
+    place.spark.dataSource.register(Gated)
+    gate = place.root / "gate"
+    job = place.job(parallelism=1)
+    frame = place.spark.readStream.format("gated").option("gate", str(gate)).load()
+    stream = job.source(frame).key_by("user").process(Sum(), Place.OUTPUT, uid="sums")
+    stream.sink(sl.ParquetSink(str(place.output)))
+    with job.start() as run:
+        run.process_all_available()
+        gate.touch()
+        (found,) = wait_until(run.health, what="silent-source")
+        assert (found.rule, found.severity) == ("silent-source", "warning")
+        assert "has not answered for" in found.text
+        gate.unlink()
+        wait_until(lambda: run.health() == [], what="the end of silent-source")

@@ -223,6 +223,7 @@ class GatedReader(DataSourceStreamReader):
         yield ("a", int(partition.value))
 
 
+@pytest.mark.slow  # a job of its own for one rule
 def test_a_source_that_does_not_answer_is_reported_until_it_does(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         (live, "FACTS_EVERY", 0.2),

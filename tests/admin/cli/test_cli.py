@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import re
@@ -12,15 +10,13 @@ import subprocess
 import sys
 import time
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-import strandline
-from strandline.admin.cli import main as cli
+import strandline as sl
 from strandline.admin.cli.options import storage_settings
 from strandline.checkpoint.job_log import CheckpointRef, Start
 from strandline.checkpoint.metadata import (
@@ -39,53 +35,23 @@ from strandline.errors import ConfigError
 from strandline.runtime.driver.restore.job_log import JobLogStore
 from strandline.storage import JobPaths
 from strandline.storage.local import LocalStorage
+from tests.admin.cli.commands import Ended, in_its_own_process, strandline
 from tests.admin.cli.terminal import in_terminal
 from tests.factories import checkpoint_metadata
 
 
-@dataclass(frozen=True)
-class Ended:
-    """What a command printed."""
-
-    stdout: str
-    stderr: str
-
-
 def strandline_cli(*arguments: str | Path, code: int = 0) -> Ended:
-    """Run the command in this process, and check its exit code."""
-    output, errors = io.StringIO(), io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(output),
-        contextlib.redirect_stderr(errors),
-    ):
-        patch.setattr(sys, "argv", ["strandline", *map(str, arguments)])
-        patch.setenv("COLUMNS", "80")
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    assert (ended.value.code or 0) == code, output.getvalue() + errors.getvalue()
-    return Ended(output.getvalue(), errors.getvalue())
-
-
-def in_its_own_process(*arguments: str | Path, code: int = 0) -> Ended:
-    """Run the command as a user does, and check its exit code."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "strandline.admin.cli.main", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert ended.returncode == code, ended.stdout + ended.stderr
-    return Ended(ended.stdout, ended.stderr)
+    """Run the command in this process, in a terminal of a common width, and check its exit code."""
+    return strandline(*arguments, code=code, columns=80)
 
 
 def facts_of(*arguments: str | Path, code: int = 0) -> Any:
-    return json.loads(strandline_cli(*arguments, "--json", code=code).stdout)
+    return strandline_cli(*arguments, "--json", code=code).json
 
 
 def test_version_prints_the_version_of_the_package() -> None:
-    assert strandline_cli("version").stdout.strip() == strandline.__version__
-    assert strandline_cli("--version").stdout.strip() == strandline.__version__
+    assert strandline_cli("version").stdout.strip() == sl.__version__
+    assert strandline_cli("--version").stdout.strip() == sl.__version__
 
 
 def test_help_names_every_command() -> None:
@@ -118,98 +84,6 @@ def test_a_folder_without_checkpoints_is_an_error_that_says_what_to_give(tmp_pat
         assert str(place) in text
         assert "checkpoint_dir/job" in text
         assert "Traceback" not in text
-
-
-@pytest.fixture(scope="class")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a small demo, with the checkpoints of its job."""
-    folder = tmp_path_factory.mktemp("demo") / "kept"
-    in_its_own_process("demo", "--rows", "9000", "--users", "1000", "--no-kill", "--plain", "--keep", folder)
-    return folder
-
-
-@pytest.mark.spark
-class TestTheCheckpointsOfADemo:
-    """Of one demo, which takes a while."""
-
-    @pytest.fixture
-    def checkpoints(self, kept: Path, tmp_path: Path) -> Path:
-        """A copy of the kept checkpoints that a test may damage."""
-        return Path(shutil.copytree(kept / "checkpoints", tmp_path / "checkpoints"))
-
-    def test_ls_gives_the_retained_checkpoints_of_a_job_or_of_a_checkpoint_dir(self, kept: Path) -> None:
-        found = facts_of("checkpoints", "ls", kept / "checkpoints" / "clicks")
-        assert found == facts_of("checkpoints", "ls", f"{kept}/checkpoints/")
-        assert 1 <= len(found) <= 3
-        assert [checkpoint["id"] for checkpoint in found] == sorted(checkpoint["id"] for checkpoint in found)
-        assert [checkpoint["latest"] for checkpoint in found] == [False] * (len(found) - 1) + [True]
-        newest = found[-1]
-        assert newest["job"] == "clicks"
-        assert newest["generation"] == 1
-        assert newest["files"] > 0
-        assert newest["full_bytes"] > 0
-        assert newest["time"] >= found[0]["time"] > 0
-        assert newest["batch"] >= found[0]["batch"]
-        assert Path(newest["path"], "_metadata").is_file()
-        assert newest["problem"] is None
-
-        text = strandline_cli("checkpoints", "ls", kept / "checkpoints").stdout
-        assert f"chk-{newest['id']} newest" in text
-        assert str(kept / "checkpoints" / "clicks") in text
-
-    def test_show_gives_the_subtasks_and_files_of_a_checkpoint(self, kept: Path) -> None:
-        place = kept / "checkpoints" / "clicks"
-        newest = facts_of("checkpoints", "ls", place)[-1]
-        shown = facts_of("checkpoints", "show", place)
-        assert shown == facts_of("checkpoints", "show", place, str(newest["id"]))
-        assert {name: shown[name] for name in ("id", "batch", "generation", "files", "full_bytes", "path")} == {
-            name: newest[name] for name in ("id", "batch", "generation", "files", "full_bytes", "path")
-        }
-        assert shown["operators"] == ["counts", "badges"]
-        assert [(s["operator"], s["subtask"], s["key_groups"]) for s in shown["subtasks"]] == [
-            (operator, subtask, groups)
-            for operator in ("counts", "badges")
-            for subtask, groups in ((0, [0, 64]), (1, [64, 128]))
-        ]
-        for subtask in shown["subtasks"]:
-            for file in subtask["files"]:
-                if file["path"] is not None:
-                    stored = (kept / "checkpoints" / file["path"]).stat().st_size
-                    assert file["offset"] + file["size"] <= stored == (file["whole"] or file["size"])
-        text = strandline_cli("checkpoints", "show", place).stdout
-        assert "job clicks" in text
-        assert "rocksdb" in text
-
-    def test_show_names_the_checkpoints_that_are_there_when_the_wanted_one_is_not(self, kept: Path) -> None:
-        text = strandline_cli("checkpoints", "show", kept / "checkpoints" / "clicks", "9999", code=1).stderr
-        newest = facts_of("checkpoints", "ls", kept / "checkpoints")[-1]["id"]
-        assert "no checkpoint 9999" in text
-        assert str(newest) in text
-
-    def test_several_jobs_in_a_checkpoint_dir_are_listed_and_told_apart(self, checkpoints: Path) -> None:
-        for name in ("clicks0", "clicks-2"):
-            shutil.copytree(checkpoints / "clicks", checkpoints / name)
-        (checkpoints / "zz not a job").mkdir()
-        (checkpoints / "zz not a job" / "file").touch()
-        jobs = {checkpoint["job"] for checkpoint in facts_of("checkpoints", "ls", checkpoints)}
-        assert jobs == {"clicks", "clicks0", "clicks-2"}
-        assert "choose one with --job" in strandline_cli("checkpoints", "show", checkpoints, code=1).stderr
-        assert "no job 'other'" in strandline_cli("checkpoints", "show", checkpoints, "--job", "other", code=1).stderr
-        assert facts_of("checkpoints", "show", checkpoints, "--job", "clicks0")["id"] > 0
-
-    def test_damaged_metadata_is_shown_as_a_problem_and_the_other_checkpoints_all_the_same(
-        self, checkpoints: Path
-    ) -> None:
-        before = facts_of("checkpoints", "ls", checkpoints)
-        metadata = Path(before[-1]["path"], "_metadata")
-        metadata.write_bytes(metadata.read_bytes()[:-3])
-        after = facts_of("checkpoints", "ls", checkpoints, code=1)
-        assert after[:-1] == before[:-1]
-        assert "truncated" in after[-1]["problem"]
-        assert "truncated" in strandline_cli("checkpoints", "ls", checkpoints, code=1).stdout
-        assert "truncated" in strandline_cli("checkpoints", "show", checkpoints, code=1).stderr
-        metadata.unlink()
-        assert "is missing" in facts_of("checkpoints", "ls", checkpoints, code=1)[-1]["problem"]
 
 
 def test_a_storage_option_that_is_no_pair_is_refused(tmp_path: Path) -> None:

@@ -310,8 +310,13 @@ def test_a_drained_source_closes_what_its_last_rows_made_due(clicks: Clicks) -> 
     clicks.write([("a", 30, 2)])
     job = clicks.job()
     source = job.source(clicks.source(), event_time="ts", watermark_delay="5s")
-    source.key_by("user").window(sl.tumbling("10s")).aggregate(n=sl.count()).sink(clicks.sink())
+    counts = source.key_by("user").window(sl.tumbling("10s")).aggregate(n=sl.count()).sink(clicks.sink())
+    file_systems: list[str | None] = []
+    counts.sink(
+        sl.ForeachBatchSink(lambda rows, _batch: file_systems.append(rows.sparkSession.conf.get("fs.file.impl", None)))
+    )
     run = job.start(available_now=True)
     assert run.await_termination(timeout=120)
     assert run.status == "finished"
     assert clicks.rows() == [("a", *window(0, 10), 1)]
+    assert set(file_systems) == {None}  # also in the second query, which the watermark wanted

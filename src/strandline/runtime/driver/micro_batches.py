@@ -28,26 +28,24 @@ class MicroBatches(Batches):
         *others: Any,
         read_seen: Callable[[], Mapping[int, Seen]],
         count_reads: Callable[[], Mapping[int, int]],
-        query_began: Callable[[SparkSession], None],
         **more: Any,
     ) -> None:
         """`read_seen` tells what the rows of the batch have shown, and `count_reads` how many each stream had.
-
-        `query_began` is called once, with the session of the query.
 
         `others` and `more` are the arguments of `Batches`.
         """
         super().__init__(*others, **more)
         self._read_seen = read_seen
         self._count_reads = count_reads
-        self._query_began: Callable[[SparkSession], None] | None = query_began
+        self.query_began: Callable[[SparkSession], None] | None = None
+        """Is called before the first batch of the next query, with the session of that query."""
 
     def __call__(self, rows: DataFrame, spark_batch: int) -> None:
         self.entered = True
         try:
-            if self._query_began is not None:
-                self._query_began(rows.sparkSession)
-                self._query_began = None
+            if self.query_began is not None:
+                self.query_began(rows.sparkSession)
+                self.query_began = None
             self._enter(rows, spark_batch)
         finally:
             self.entered = False

@@ -37,7 +37,13 @@ from strandline.runtime.driver.logical_plans import all_support_available_now, k
 from strandline.runtime.driver.micro_batches import MicroBatches
 from strandline.runtime.driver.plan import Graph, StreamedPlan, Wiring
 from strandline.runtime.driver.progress import RunProgress, Shape
-from strandline.runtime.driver.query_settings import AVAILABLE_NOW_WRAPPER, QuickLogs, query_settings
+from strandline.runtime.driver.query_settings import (
+    AVAILABLE_NOW_WRAPPER,
+    QUICK_LOGS,
+    one_start_at_a_time,
+    query_settings,
+    restore,
+)
 from strandline.runtime.driver.realtime.cuts import Cuts
 from strandline.runtime.driver.realtime.epochs import Epochs
 from strandline.runtime.driver.realtime.event_times import EventTimes
@@ -422,10 +428,13 @@ class _Opening:
         if self._realtime:
             more |= realtime_settings(self._config.transfer_rows)
         else:
-            more |= QuickLogs.settings
+            more |= QUICK_LOGS
 
         def start_query() -> StreamingQuery:
-            with query_settings(run.spark, more):
+            with one_start_at_a_time(), query_settings(run.spark, more) as users:
+                if isinstance(batches, MicroBatches):
+                    logs = {name: users[name] for name in QUICK_LOGS}
+                    batches.query_began = lambda session: restore(session, logs)
                 return writer.start()
 
         checkpoints.start()
@@ -499,7 +508,6 @@ class _Opening:
             run.progress,
             read_seen=lambda: read_observed(run.spark, planned.watermarks),
             count_reads=SourceReads(run.spark, planned.source_places).look,
-            query_began=QuickLogs(run.spark).end,
             checkpoint_every_batch=every_batch,
         )
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,49 +33,74 @@ AVAILABLE_NOW_WRAPPER = {"spark.sql.streaming.triggerAvailableNowWrapper.enabled
 it, because it may read some sources wrongly, so it must not be set for such a source of the user."""
 
 
-class QuickLogs:
-    """Settings with which a query of micro-batches opens its logs: without checksums, and without a call of `chmod`.
+QUICK_LOGS: Final = MappingProxyType(
+    {
+        "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+        "fs.file.impl.disable.cache": "true",  # else the usual one is there already
+    }
+)
+"""With these, a query of micro-batches opens its logs without checksums, and without a call of `chmod`.
 
-    Hadoop's usual local files have a second file with checksums each. And without Hadoop's native library a process
-    that runs `chmod` is started for each, which takes some seven milliseconds, twice a batch or more. The folder of the
-    logs is private, and scratch.
-    """
+Hadoop's usual local files have a second file with checksums each. And without Hadoop's native library a process that
+runs `chmod` is started for each, which takes some seven milliseconds, twice a batch or more. The folder of the logs is
+private, and scratch. Once the logs are open, `restore` gives the session of the query the user's settings back.
+"""
 
-    settings: Final = MappingProxyType(
-        {
-            "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-            "fs.file.impl.disable.cache": "true",  # else the usual one is there already
-        }
-    )
+UserSettings = Mapping[str, str | None]
+"""Settings as the user's session has them; None if it does not have one."""
 
-    def __init__(self, spark: SparkSession) -> None:
-        """`spark` is the session in which the query will be started."""
-        self._before = {name: spark.conf.get(name, None) for name in self.settings}
 
-    def end(self, session: SparkSession) -> None:
-        """The logs are open: `session`, the query's own, gets the user's settings back for all other files."""
-        _restore(session, self._before)
+@dataclass(slots=True)
+class _Held:
+    """A setting that is ours for a while."""
+
+    users: str | None
+    holders: int = 0
+
+
+_changing = threading.Lock()
+_starting = threading.RLock()
+_held: WeakKeyDictionary[SparkSession, dict[str, _Held]] = WeakKeyDictionary()
+"""What is ours now, in every session. Several jobs may start in one session at the same time."""
 
 
 @contextlib.contextmanager
-def query_settings(spark: SparkSession, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """Sets what our query needs, and `more`, and then restores the session's own settings.
+def query_settings(spark: SparkSession, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[UserSettings]:
+    """Sets what our query needs, and `more`, gives what the user had, and restores that in the end.
 
-    A query copies the settings of its session when it starts, so it keeps them.
+    A query copies the settings of its session when it starts, so it keeps them. Whoever sets `more` does it within
+    `one_start_at_a_time`.
     """
     settings = {**QUERY_SETTINGS, **more}
-    before = {name: spark.conf.get(name, None) for name in settings}
-    try:
+    with _changing:
+        ours = _held.setdefault(spark, {})
         for name, value in settings.items():
+            if name not in ours:
+                ours[name] = _Held(spark.conf.get(name, None))
+            ours[name].holders += 1
             spark.conf.set(name, value)
-        yield
+        users = {name: ours[name].users for name in settings}
+    try:
+        yield users
     finally:
-        _restore(spark, before)
+        with _changing:
+            for name in settings:
+                ours[name].holders -= 1
+            over = {name: ours.pop(name).users for name in settings if not ours[name].holders}
+            restore(spark, over)
 
 
-def _restore(spark: SparkSession, before: Mapping[str, str | None]) -> None:
-    for name, old in before.items():
-        if old is None:
-            spark.conf.unset(name)
+@contextlib.contextmanager
+def one_start_at_a_time() -> Iterator[None]:
+    """Held while a query starts: queries of several jobs start with different settings of one session."""
+    with _starting:
+        yield
+
+
+def restore(session: SparkSession, users: UserSettings) -> None:
+    """Gives a session the user's settings back."""
+    for name, value in users.items():
+        if value is None:
+            session.conf.unset(name)
         else:
-            spark.conf.set(name, old)
+            session.conf.set(name, value)

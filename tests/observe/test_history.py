@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from strandline.errors import StorageError
 from strandline.observe import history
 from strandline.observe.facts import CheckpointsFacts
 from strandline.observe.history import HistoryWriter, RunHistory
-from strandline.observe.history_reader import read_history
+from strandline.observe.history_reader import HistoryReader, read_history
 from strandline.observe.run_entries import own_entry
 from strandline.runtime.driver.status import RunStatus
+from strandline.storage import JobPaths, StoredFile
 from strandline.storage.local import LocalStorage
 from strandline.testing.faults import FaultyStorage
 from tests.observe.generated import generated_facts
@@ -216,6 +218,29 @@ def test_two_drivers_at_once_do_not_touch_each_others_history(tmp_path: Path, mo
     found = facts_in(storage)
     assert found.run == "new"
     assert ended_of(found) == ended_of(seen["new"])
+
+
+class WholeSeconds(LocalStorage):
+    """Says times as an object store does."""
+
+    def list(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
+        return (replace(file, modified=1_700_000_000.0) for file in super().list(prefix, after))
+
+
+def test_a_part_that_is_written_again_within_a_second_is_read_again(tmp_path: Path) -> None:
+    storage = WholeSeconds(str(tmp_path))
+    facts = first_facts()
+    run = RunHistory(storage, facts, lambda: 0.0)
+    reader = HistoryReader(storage, JOB)
+    sizes: set[int] = set()
+    for number in range(20):
+        run.offer(msgspec.structs.replace(facts, taken_ms=facts.taken_ms + 1000 + number))
+        run.write()
+        found = reader.read()
+        assert found is not None
+        assert found.facts.taken_ms == facts.taken_ms + 1000 + number
+        sizes.update(file.size for file in storage.list(JobPaths(JOB).history_runs_dir))
+    assert len(sizes) < 20  # else a size had told it
 
 
 def test_a_driver_that_was_lost_was_seen_last_when_its_entry_was_renewed(tmp_path: Path) -> None:

@@ -73,7 +73,8 @@ class _Loaded:
 
 
 class HistoryReader:
-    """Reads the history of one job again and again. Files that it has read are not read again.
+    """Reads the history of one job again and again. Files that it has read are not read again, but for the newest part
+    of the newest run: it may have been written again within the second that an object store says, at the same size.
 
     A run on another host is alive as long as its heartbeat changes between two looks, whatever the clocks say.
     """
@@ -110,7 +111,9 @@ class HistoryReader:
             notes += [entry.problem] if entry.problem else []
             if checkpoints < KEPT_CHECKPOINTS:
                 files = [file for _named, file in runs[run].parts]
-                self._load(files, before, last, bare=figures >= KEPT_SUBTASKS)
+                grows = files[:1] if entry.alive or entry is found[0] else []
+                known = {path: one for path, one in before.items() if one.file not in grows}
+                self._load(files, known, last, bare=figures >= KEPT_SUBTASKS)
                 facts.append(self._run(entry, files, notes))
                 ended = [one for events in facts[-1].events for one in events.checkpoints]
                 checkpoints += len(ended)

@@ -167,6 +167,9 @@ class Job:
         The run continues from the newest completed checkpoint of the job, if there is one. If the job runs elsewhere
         already, this run takes it over, and the other run fails with `FencedError`.
 
+        While it restores state, the run can be ended by REST and from the command line. A stop waits until the state is
+        open. A cancel ends the run at once; `start` then returns the run, which is over.
+
         Args:
             available_now: The run ends by itself when the rows that the sources hold now are processed and a completed
                 checkpoint covers them.

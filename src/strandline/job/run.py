@@ -59,6 +59,7 @@ class JobRun:
             raise
         self._listeners.start()
         end_at_exit(self)
+        self._tell_end()  # if it was cancelled while it started
 
     def _restored_bytes(self) -> tuple[int, int] | None:
         seen = self._run.restoring()

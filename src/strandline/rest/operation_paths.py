@@ -72,13 +72,14 @@ def savepoint_status(jobid: JobId, triggerid: TriggerPath, shown: Shown) -> Resp
 def stop(jobid: JobId, shown: Shown, body: Body) -> Response:
     """End the job after a last checkpoint, and after a savepoint if there is a directory."""
     view, asked = shown.view(jobid), decoded(body, flink.StopRequest)
+    last = _checkpoints(view, savepoint=asked.targetDirectory is not None)
     return _start(
         shown,
         view,
         "stop",
         asked.triggerId,
         lambda control, _say: control.stop(asked.targetDirectory, _FORMATS[asked.formatType], drain=asked.drain),
-        _checkpoints(view, savepoint=asked.targetDirectory is not None),
+        lambda: flink.restore_progress(view.facts(), "opening the state; then the job stops") or last(),
     )
 
 

@@ -32,7 +32,7 @@ from strandline.runtime.driver.generation import LEAST_PATIENCE, Generation
 from strandline.runtime.driver.generations import Generations
 from strandline.runtime.driver.plan import Graph
 from strandline.runtime.driver.queries import answer_within, read_query
-from strandline.runtime.driver.recoveries import Began, Recovery, Rescaling
+from strandline.runtime.driver.recoveries import Began, Recovery, Rescaling, first_line
 from strandline.runtime.driver.rescaling import RescaleRequest
 from strandline.runtime.driver.restart import RestartStrategy
 from strandline.runtime.driver.restore.savepoints import SavepointFormat, SavepointTarget
@@ -76,8 +76,8 @@ PASSING_ERRORS = (DamagedFileError, CheckpointInterruptedError, CheckpointFailed
 class Run:
     """Watches its generations. It ends when it is told to, or after a failure that no restart can repair.
 
-    Only the supervisor thread restarts, rescales and finishes the run. `stop` and `cancel` wait for the supervisor to
-    end, and then end the run in the caller's thread.
+    Only the supervisor thread restarts, rescales and finishes the run. `stop` and `cancel` wait for the start and for
+    the supervisor to end, and then end the run in the caller's thread.
     """
 
     def __init__(
@@ -116,6 +116,8 @@ class Run:
         )
         self._strategy = RestartStrategy.of(config)
         self._status_changed = threading.Condition()
+        self._unsupervised = threading.Event()
+        """Set once the start has failed or the supervisor has ended: nobody opens generations any more."""
         self._end_requested = False
         """Whether `stop` or `cancel` was called."""
         self._cancel_requested = False
@@ -131,22 +133,33 @@ class Run:
     def begin(self, on_claimed: Callable[[], None] = lambda: None) -> None:
         """Start the first generation. Raises what is wrong with the job, its options or its checkpoint.
 
-        `on_claimed` is called as soon as the run has taken the job over, before it restores state.
+        `on_claimed` is called as soon as the run has taken the job over, before it restores state. If the run is
+        cancelled meanwhile, it is over afterwards. A `stop` waits until the run has started.
         """
         self._generations.on_first_claim = on_claimed
-        self._generations.start_cluster(self.id, self._config)
         try:
-            self._open_generation()
+            self._generations.start_cluster(self.id, self._config)
+            if not self._cancel_requested:
+                self._open_generation()
         except BaseException as error:
-            self._generations.close_cluster()
-            if isinstance(error, StrandlineError):
-                self.error = error
-                self.records.failed("run", error)
-            self._set_status(RunStatus.FAILED)
-            self._done.set()
-            raise
-        self._supervisor = threading.Thread(target=self._supervise, daemon=True, name=f"strandline-{self.name}")
-        self._supervisor.start()
+            if not self._cancel_requested or not isinstance(error, Exception):
+                self._start_failed(error)
+                raise
+            log.info("job %s: cancelled while it started: %s", self.name, first_line(str(error)))
+        if self._generations.current is None:
+            self._unsupervised.set()
+            self._done.wait()  # for the caller of `cancel`, who ends the run within seconds
+            return
+        threading.Thread(target=self._supervise, daemon=True, name=f"strandline-{self.name}").start()
+
+    def _start_failed(self, error: BaseException) -> None:
+        self._generations.close_cluster()
+        if isinstance(error, StrandlineError):
+            self.error = error
+            self.records.failed("run", error)
+        self._set_status(RunStatus.FAILED)
+        self._done.set()
+        self._unsupervised.set()
 
     def _open_generation(self, after_failure: StrandlineError | None = None, rescale: bool = False) -> None:
         self._generations.open(self._config, after_failure, rescale)
@@ -192,6 +205,7 @@ class Run:
             opened = self._generations.current
             if self._done.is_set() and opened is not None:  # the run was cancelled while a generation was opened
                 self._generations.close(opened)
+            self._unsupervised.set()
 
     def _watch(self, generation: Generation) -> StrandlineError | None:
         """Wait for the end of a generation, or for a request to end or rescale it. Returns the failure."""
@@ -313,6 +327,9 @@ class Run:
             self._set_status(status)
             self._on_event(Terminated())
             self._done.set()
+            late = self._generations.current
+            if late is not None:  # it was opened while the run was cancelled
+                self._generations.close(late)
 
     # --- what the user asks ------------------------------------------------------------------------
 
@@ -526,16 +543,15 @@ class Run:
         *,
         reopens: bool = False,
     ) -> None:
-        """End the run. The supervisor ends first, so that it does not restart the generation meanwhile.
+        """End the run. Its start and its supervisor end first, so that no generation is opened meanwhile.
 
         What takes longer than `patience` allows ends in the background. If the run waits for a restart and `reopens`,
         it is restarted for `last_acts`.
         """
         self._end_requested = True
         began = time.monotonic()
-        self._supervisor.join(patience.others)
-        if self._supervisor.is_alive():
-            log.warning("job %s: the supervisor ends in the background", self.name)
+        if not self._unsupervised.wait(patience.others):
+            log.warning("job %s: its start, or its supervisor, ends in the background", self.name)
         left = -1 if patience.others is None else max(LEAST_PATIENCE, began + patience.others - time.monotonic())
         alone = self._ending.acquire(timeout=left)
         if not alone:
@@ -546,6 +562,8 @@ class Run:
                 return
             generation = self._generations.current
             try:
+                if generation is None and self._cancel_requested and status is not RunStatus.CANCELLED:
+                    raise self._ends()
                 if generation is None and reopens:
                     generation = self._reopened()
                 if generation is not None:

@@ -39,7 +39,7 @@ from strandline.runtime.driver.opening import pickled
 from strandline.runtime.protocol.address import NOWHERE
 from strandline.runtime.protocol.calls import NOTHING
 from strandline.runtime.protocol.exchange import OUTPUT_FOLLOWS, SEND_INPUT, ExchangeHeader
-from strandline.runtime.protocol.folders import slot_folder
+from strandline.runtime.protocol.folders import operator_folder, slot_folder
 from strandline.runtime.protocol.messages import (
     BackendSettings,
     BatchTime,
@@ -376,7 +376,7 @@ class SlotMachine(RuleBasedStateMachine):
         """The newest one stays as the local base, the others until they are released."""
         for number, operator in enumerate(self.slot.operators.values()):
             operator._writer.submit(lambda: None).result()  # older ones go after the report
-            folder = OperatorFolder(slot_folder(self.spec()) / f"op-{number}")
+            folder = OperatorFolder(operator_folder(self.spec(), number))
             assert folder.snapshots() == sorted({newest, *self.unreleased})
 
     def checkpointable(self) -> int | None:

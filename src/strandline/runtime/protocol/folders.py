@@ -21,6 +21,11 @@ def slot_folder(spec: SlotSpec) -> Path:
     )
 
 
+def operator_folder(spec: SlotSpec, number: int) -> Path:
+    """The folder of one of the operators of a slot, in the order of the specification."""
+    return slot_folder(spec) / f"op-{number}"
+
+
 def run_folder(local_dir: str, job: str, run_id: str) -> Path:
     """Where a run keeps its local files on a host. `make_private` makes it."""
     return user_folder(local_dir) / job / run_id

@@ -18,7 +18,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -41,7 +41,7 @@ from strandline.runtime.protocol.calls import NOTHING, Nothing
 from strandline.runtime.protocol.cuts import Section
 from strandline.runtime.protocol.exchange import OUTPUT_FOLLOWS, RECEIVED, SEND_INPUT, Delivery, ExchangeHeader
 from strandline.runtime.protocol.failures import Failure
-from strandline.runtime.protocol.folders import slot_folder, socket_folder
+from strandline.runtime.protocol.folders import operator_folder, socket_folder
 from strandline.runtime.protocol.logs import log_file, log_folder, open_log, slot_log
 from strandline.runtime.protocol.messages import (
     BackendSettings,
@@ -116,7 +116,7 @@ class Slot(SlotCalls):
         spec = self.spec
         operator: Operator = pickle.loads(op.blob)
         operator.open(SubtaskInfo(spec.run.job, op.uid, spec.index, spec.parallelism, spec.max_parallelism))
-        folder = OperatorFolder(slot_folder(spec) / f"op-{number}")
+        folder = OperatorFolder(operator_folder(spec, number))
         backend, rebuilt = rebuild(spec, operator, folder, self._memory)
         self.rebuilt.append(rebuilt)
         stagers = [(stager.output, pickle.loads(stager.blob)) for stager in op.stagers]
@@ -406,16 +406,20 @@ def _messages(reader: Any) -> Iterator[pa.RecordBatch | Section]:
 class Announcement:
     """The standard output of a slot that starts: a line every second as a sign of life, then one message.
 
-    The line says how many bytes of the state the slot has restored.
+    The line says how many bytes of the state the slot has restored, as far as that was found out: the sign of life does
+    not wait for the disk.
     """
 
     def __init__(self, output: BinaryIO) -> None:
-        self.restored: RestoredBytes | None = None
-        """Set as soon as it is known what the slot restores."""
+        self._restored = 0
         self._output = output
         self._lock = threading.Lock()
         self._told = threading.Event()
         threading.Thread(target=self._pulse, daemon=True, name="start-pulse").start()
+
+    def restores(self, so_far: Callable[[], int]) -> None:
+        """From now on, say how many bytes are restored. `so_far` may take its time."""
+        threading.Thread(target=self._look, args=(so_far,), daemon=True, name="restored-bytes").start()
 
     def tell(self, message: SlotReady | SlotFailed) -> None:
         """Say the message. Nothing is written afterwards."""
@@ -425,10 +429,13 @@ class Announcement:
 
     def _pulse(self) -> None:
         while not self._told.wait(PULSE_EVERY):
-            restored = self.restored.so_far() if self.restored is not None else 0
             with self._lock:
                 if not self._told.is_set():
-                    self._write(b"%d" % restored)
+                    self._write(b"%d" % self._restored)
+
+    def _look(self, so_far: Callable[[], int]) -> None:
+        while not self._told.wait(PULSE_EVERY):
+            self._restored = so_far()
 
     def _write(self, line: bytes) -> None:
         with suppress(BrokenPipeError):  # the task manager is gone, and this process is about to end
@@ -474,7 +481,7 @@ def main() -> None:
     spec = msgpack_decoder(SlotSpec).decode(sys.stdin.buffer.read(length))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _set_up_log(spec)
-    ready.restored = RestoredBytes(spec)
+    ready.restores(RestoredBytes(spec).so_far)
     for entry in spec.run.sys_path:
         if entry not in sys.path:
             sys.path.append(entry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from strandline.runtime.protocol.folders import slot_folder
+from strandline.runtime.protocol.folders import operator_folder
 from strandline.runtime.protocol.messages import SlotSpec
 from strandline.runtime.slot.local_files import OperatorFolder
 
@@ -17,8 +17,7 @@ class RestoredBytes:
     """
 
     def __init__(self, spec: SlotSpec) -> None:
-        root = slot_folder(spec)
-        folders = [OperatorFolder(root / f"op-{number}") for number in range(len(spec.operators))]
+        folders = [OperatorFolder(operator_folder(spec, number)) for number in range(len(spec.operators))]
         self._folders = [folder.download(spec.incarnation) for folder in folders]
         self._most = dict.fromkeys(self._folders, 0)
 

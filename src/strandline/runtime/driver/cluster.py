@@ -195,7 +195,7 @@ class Cluster(CoordinatorCalls):
 
     def heartbeat(self, request: Heartbeat) -> HeartbeatAnswer:
         wanted = self._managers.heartbeat(request) and not self._closed
-        self.restored.note(request.identity, request.restored_bytes)
+        self.restored.note(request.identity, request.restored_generation, request.restored_bytes)
         if wanted and request.failure is not None:
             self.failure = request.failure.error()
             # It cannot go on: the next generation gets another one.

@@ -36,6 +36,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """The death of a background thread, here or in a slot. The task manager cannot go on."""
     restored_bytes: int = 0
     """How many bytes of their state the slots have restored that are being started."""
+    restored_generation: int = 0
+    """The generation of these slots."""
 
 
 class HeartbeatAnswer(msgspec.Struct, frozen=True):

@@ -382,8 +382,9 @@ class TaskManager(TaskManagerCalls):
                 self._workers.look()
             lost = [slot.spec.index for slot in self._slots.all() if not slot.alive()]
             try:
-                restored = self._slots.restored_bytes()
-                answer = self._coordinator.heartbeat(Heartbeat(self.identity, lost, self._dead_thread, restored))
+                generation, restored = self._slots.restored_bytes()
+                news = Heartbeat(self.identity, lost, self._dead_thread, restored, generation)
+                answer = self._coordinator.heartbeat(news)
                 last_answer = time.monotonic()
                 if not answer.wanted:
                     log.info("not wanted any more")

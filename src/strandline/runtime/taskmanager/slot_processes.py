@@ -120,6 +120,7 @@ class SlotProcesses:
         """Processes that wait to become slots."""
         self._restored: dict[int, int] = {}
         """How many bytes of its state each slot that is being started has restored."""
+        self._restored_generation = 0
 
     def all(self) -> list[SlotProcess]:
         with self._lock:
@@ -148,7 +149,7 @@ class SlotProcesses:
             message = msgspec.msgpack.encode(spec)
             process.stdin.write(struct.pack(">Q", len(message)) + message)
             process.stdin.flush()
-            answer = _announced(process.stdout, watch, lambda size: self._note_restored(spec.index, size))
+            answer = _announced(process.stdout, watch, lambda size: self._note_restored(spec, size))
         except OSError:
             answer = b""
         process.stdout.close()
@@ -169,20 +170,22 @@ class SlotProcesses:
             told.address, spec.run.secret, spec.run.run_id, lambda: spec.generation, patience=LONG, tls=spec.run.tls
         )
         watch.ask(client)
-        self._note_restored(spec.index, sum(one.local_bytes + one.durable_bytes for one in told.rebuilt))
+        self._note_restored(spec, sum(one.local_bytes + one.durable_bytes for one in told.rebuilt))
         slot = SlotProcess(spec, process, client, told, watch)
         with self._lock:
             self._slots[spec.index] = slot
         return slot
 
-    def _note_restored(self, index: int, size: int) -> None:
+    def _note_restored(self, spec: SlotSpec, size: int) -> None:
         with self._lock:
-            self._restored[index] = size
+            if spec.generation != self._restored_generation:
+                self._restored_generation, self._restored = spec.generation, {}
+            self._restored[spec.index] = size
 
-    def restored_bytes(self) -> int:
-        """How many bytes of their state the slots have restored that are being started."""
+    def restored_bytes(self) -> tuple[int, int]:
+        """A generation, and how many bytes of their state its slots have restored that are being started."""
         with self._lock:
-            return sum(self._restored.values())
+            return self._restored_generation, sum(self._restored.values())
 
     def all_started(self) -> None:
         """No slot is being started any more."""

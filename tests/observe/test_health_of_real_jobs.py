@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 import strandline as sl
-from strandline.observe import live
+from strandline.observe import live, samples
 from strandline.observe.rules import failures, load, measures, state
 from strandline.runtime.driver import generation, source_watch
 from tests.jobs.place import Place, Sum
@@ -106,6 +106,7 @@ class Trouble:
 def trouble(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Trouble]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live, "FACTS_EVERY", 0.2)
+        patch.setattr(samples, "SAMPLE_EVERY", 0.1)
         patch.setattr(generation, "FIGURES_EVERY", 0.2)
         patch.setattr(measures, "QUIET_MS", 0)
         for rules, name, value in (

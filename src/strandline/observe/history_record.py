@@ -116,7 +116,7 @@ class HistoryRecord:
         self._recoveries = Recent[Recovery](KEPT_RECOVERIES, kept=_short_recovery)
         self._rescalings = Recent[Rescaling](KEPT_RECOVERIES)
         self._statuses = Recent[StatusChange](KEPT_STATUSES)
-        self._samples = Recent[Sample](KEPT_SAMPLES, lambda one: one.time_ms)
+        self._samples = Recent[Sample](KEPT_SAMPLES, lambda one: one.time_ms, lambda one: one)
         self._parts: tuple[
             Recent[CheckpointStats]
             | Recent[FailureFacts]

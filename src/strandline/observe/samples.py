@@ -9,6 +9,8 @@ from strandline.observe.facts import KEPT_SAMPLES, Sample, SubtaskFacts
 from strandline.runtime.driver.figures import RunFigures, SourceFigures
 from strandline.runtime.driver.recoveries import Began
 
+SAMPLE_EVERY = 0.8
+"""Seconds that a sample stands for at least. Facts are taken about once a second, and more often while much happens."""
 RATE_SECONDS = 10.0
 """Over how many seconds rows are counted at least. Rows count when their batch is committed."""
 
@@ -18,6 +20,8 @@ class Samples:
 
     def __init__(self) -> None:
         self._kept: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
+        self._began = 0.0
+        """When the newest sample began, by the same clock as the next."""
         self._rows: deque[tuple[float, int, int]] = deque(maxlen=KEPT_SAMPLES)
         """At which time, by a clock that nobody sets, how many rows had been read and given in all."""
 
@@ -25,14 +29,20 @@ class Samples:
         return tuple(self._kept)
 
     def take(self, at: Began, figures: RunFigures, subtasks: Sequence[SubtaskFacts]) -> None:
-        """Take a sample."""
+        """Take a sample. It takes the place of the newest one, and its time, if that has just begun."""
+        time_ms = int(at.time * 1000)
+        if self._kept and at.steady - self._began < SAMPLE_EVERY:
+            time_ms = self._kept.pop().time_ms
+            self._rows.pop()
+        else:
+            self._began = at.steady
         self._rows.append((at.steady, figures.rows, figures.rows_out))
         # Two batches at least: else a long batch would show as no rows at all, and then as too many.
         read, given = self._rates(max(RATE_SECONDS, 2 * figures.batch_duration_ms / 1000))
         hits = [one.cache_hit_ratio for one in subtasks if one.cache_hit_ratio is not None]
         self._kept.append(
             Sample(
-                time_ms=int(at.time * 1000),
+                time_ms=time_ms,
                 rows_per_second=read,
                 rows_out_per_second=given,
                 batch_ms=figures.batch_duration_ms,

@@ -138,10 +138,14 @@ class LiveJob:
         try:
             facts = self._taken()
             self._facts = msgspec.structs.replace(facts, health=findings(facts))
-            for act in self._told:
-                act()
         except Exception:
             log.exception("job %s: its facts cannot be taken; the last ones stay", self.name)
+            return
+        for act in self._told:
+            try:
+                act()
+            except Exception:
+                log.exception("job %s: whoever waits for its facts has failed", self.name)
 
     def _died(self, error: StrandlineError) -> None:
         log.error("job %s can be seen only as it was, but it goes on: %s", self.name, error)

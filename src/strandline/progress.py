@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 SHOWN_AFTER: Final = 2.0
-"""A bar by bytes is shown if the call takes longer than so many seconds."""
+"""A call that is over within so many seconds shows no bar; a bar by steps is shown at once."""
 _LOOK_EVERY: Final = 0.25
 
 Step = Callable[[str], None]

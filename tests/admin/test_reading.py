@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from strandline.admin.reading import Blocks, Reading, bytes_in
+from strandline.admin.reading import Reading, bytes_in
 from strandline.progress import byte_bar
 
 
 def test_files_that_are_being_read_count_and_nothing_counts_twice(tmp_path: Path) -> None:
-    reading, blocks = Reading(100), Blocks()
-    reading.begin(1, lambda: blocks.bytes)
-    blocks.add(30)
+    reading = Reading(100)
+    reading.read(1, 10)
+    reading.read(1, 20)
     reading.begin(2, lambda: bytes_in(tmp_path / "2"))
     assert reading.so_far() == (30, 100)
     (tmp_path / "2").mkdir()

@@ -15,6 +15,8 @@ class Reading:
         self.total = total
         self._lock = threading.Lock()
         self._done = 0
+        self._blocks: dict[int, int] = {}
+        """How many bytes of each file were read block by block."""
         self._parts: dict[int, Callable[[], int]] = {}
         """What tells how far each file is that is being read."""
         self._most = 0
@@ -22,7 +24,7 @@ class Reading:
     def so_far(self) -> tuple[int, int]:
         """The bytes that were read, and those that will have been read at the end. The first never gets smaller."""
         with self._lock:
-            now = self._done + sum(part() for part in self._parts.values())
+            now = self._done + sum(self._blocks.values()) + sum(part() for part in self._parts.values())
             self._most = max(self._most, min(now, self.total))
             return self._most, self.total
 
@@ -31,22 +33,17 @@ class Reading:
         with self._lock:
             self._parts[file] = part
 
+    def read(self, file: int, count: int) -> None:
+        """So many more bytes of the file were read."""
+        with self._lock:
+            self._blocks[file] = self._blocks.get(file, 0) + count
+
     def end(self, file: int, size: int) -> None:
         """The file of so many bytes was read, or cannot be."""
         with self._lock:
             self._parts.pop(file, None)
+            self._blocks.pop(file, None)
             self._done += size
-
-
-class Blocks:
-    """Adds up the blocks of one file."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def add(self, count: int) -> None:
-        """So many more bytes were read."""
-        self.bytes += count
 
 
 def bytes_in(folder: Path) -> int:

@@ -7,11 +7,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from strandline.admin.reading import Blocks, Reading, bytes_in
+from strandline.admin.reading import Reading, bytes_in
 from strandline.checkpoint.metadata import (
     CheckpointMetadata,
     FileHandle,
@@ -204,9 +205,7 @@ def _problem(storage: Storage, handle: FileHandle, scratch: Path, reading: Readi
             if whole != handle.stored_size:
                 return f"has {whole} bytes instead of {handle.stored_size}"
             if not handle.whole:
-                blocks = Blocks()
-                reading.begin(number, lambda: blocks.bytes)
-                return _compare(handle, place.root / path, blocks.add)
+                return _compare(handle, place.root / path, partial(reading.read, number))
         # What is not on a disk takes its time while it is fetched; the checksum is quick then.
         scratch.mkdir()
         reading.begin(number, lambda: bytes_in(scratch))

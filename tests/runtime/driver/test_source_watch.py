@@ -49,7 +49,7 @@ def test_a_silence_is_a_figure_of_the_run_until_it_ends() -> None:
     assert [one is None for one in told] == [False, True, False, True]
     progress = RunProgress("visits")
     progress.silence = Silence("KafkaV2[Subscribe[clicks]]", time.monotonic() - 30)
-    figures = run_figures(RunStatus.RUNNING, 0, GenerationCounts(), progress)
+    figures = run_figures(RunStatus.RUNNING, 0, GenerationCounts(), progress, None, None)
     assert figures.silent_source == "KafkaV2[Subscribe[clicks]]"
     assert 30 <= figures.silent_s < 60
 

@@ -25,8 +25,6 @@ from strandline.admin.problems import UsageError
 from strandline.errors import CheckpointNotFoundError, ConfigError, StrandlineError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from strandline.admin.inspection import JobFolder
     from strandline.admin.verification import Verification, Verified
 
@@ -147,9 +145,18 @@ def collect_garbage(
     others = changelog_roots(changelog_dir, storage_settings(storage_option))
     garbage = find_garbage(folder.storage, folder.job, now=time.time(), min_age=age, take_over=take_over, others=others)
     if yes:
-        with _progress() as bar:
-            task = bar.add_task("deleting", total=len(garbage.files.orphans))
-            delete_garbage(folder.storage, garbage, lambda count: bar.advance(task, count))
+        from strandline.admin.cli.progress import progress_of
+        from strandline.admin.rest_client import Progress
+
+        deleted, orphans = 0, len(garbage.files.orphans)
+        with progress_of("deleting") as reporter:
+
+            def report(count: int) -> None:
+                nonlocal deleted
+                deleted += count
+                reporter.report(Progress(f"{deleted:,} of {orphans:,} files", deleted, orphans))
+
+            delete_garbage(folder.storage, garbage, report)
     if as_json:
         print_json(garbage_facts(garbage, deleted=yes))
     else:
@@ -219,21 +226,3 @@ def _one_job(location: str, job: str | None, storage_option: list[str] | None) -
             f"{location} holds {'no job ' + repr(job) if job else 'several jobs'}; choose one with --job: {names}"
         )
     return chosen[0]
-
-
-def _progress() -> Progress:
-    """A progress bar on standard error; it shows nothing if standard error is not a terminal."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from strandline.admin.cli.console import SafeConsole
-
-    console = SafeConsole(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )

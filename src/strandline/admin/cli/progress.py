@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from strandline.admin.cli.console import SafeConsole
+from strandline.progress import SHOWN_AFTER
 from strandline.redaction import without_controls
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
     from strandline.admin.rest_client import Progress
 
-SHOWN_AFTER: Final = 2.0
-"""An operation that is over within so many seconds shows no bar."""
 ASK_EVERY: Final = 0.5
 
 

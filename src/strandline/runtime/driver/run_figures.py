@@ -15,8 +15,8 @@ def run_figures(
     restarts: int,
     counts: GenerationCounts,
     progress: RunProgress,
-    restoring: Restoring | None = None,
-    running_batch: RunningBatch | None = None,
+    restoring: Restoring | None,
+    running_batch: RunningBatch | None,
 ) -> RunFigures:
     """The figures of a run, from what its generations and its progress have counted, and from what goes on."""
     last, steps, sizes, silence = progress.last, progress.steps(), progress.sizes, progress.silence

@@ -19,6 +19,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import strandline as sl
+from strandline.checkpoint.batch import batch_id
 from strandline.errors import JobFailedError, StrandlineError
 from tests.waiting import wait_until
 
@@ -317,6 +318,9 @@ def test_a_run_can_be_cancelled_in_the_middle_of_a_drain(clicks: Clicks, runs: l
     stopping = threading.Thread(target=stop, daemon=True)
     stopping.start()
     wait_until(reached.exists, 60)
+    running = run.figures().running_batch
+    assert running is not None
+    assert running.id == batch_id(run.figures().generation, running.number)
     run.cancel()
     go_on.touch()
     stopping.join(60)

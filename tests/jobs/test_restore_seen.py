@@ -145,7 +145,7 @@ class TestASlowRestore:
             first = slow.shown(lambda one: one["running_batch"], "the first batch")
             assert (first["running_batch"]["first"], first["restoring"], first["batches"]) == (True, None, 0)
             text = strandline("status", "visits").stdout
-            assert f"the first one of generation {first['generation']} has been running for" in text
+            assert f"the first batch of generation {first['generation']} has been running for" in text
             assert "counted when a batch has ended" in text
             assert "0 in all" not in text
 

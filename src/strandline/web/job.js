@@ -94,11 +94,11 @@ function finding(one) {
 
 /** What goes on that the other figures do not show yet: a restore, the first batch, a long batch. */
 function goesOn(facts) {
-  const { restoring, running_batch: batch } = facts.figures ?? {};
+  const { restoring, running_batch: batch, generation } = facts.figures ?? {};
   if (!runs(facts)) return null;
   if (restoring) return "Restoring: " + bytes(restoring.done_bytes) + " of " + bytes(restoring.total_bytes);
   if (!batch || !(batch.first || batch.running_ms >= 2000)) return null;
-  return (batch.first ? "The first batch" : "Batch " + batch.number) + " has been running for " + duration(batch.running_ms);
+  return (batch.first ? "The first batch" : "Batch " + batch.number) + " of generation " + generation + " has been running for " + duration(batch.running_ms);
 }
 
 function figures(store) {

@@ -169,8 +169,8 @@ def _batch_words(figures: RunFigures) -> str:
     if figures.batch_duration_ms == 0:
         last = "none has ended so far"
     if running is not None and (running.first or running.running_ms >= LONG_BATCH_MS):
-        which = f"the first one of generation {figures.generation}" if running.first else f"number {running.number}"
-        return f"{which} has been running for {lasted(running.running_ms)}; {last}"
+        which = "the first batch" if running.first else f"batch {running.number}"
+        return f"{which} of generation {figures.generation} has been running for {lasted(running.running_ms)}; {last}"
     return last
 
 

@@ -129,7 +129,10 @@ class Batches:
         self.entered = False
         """Whether Spark's thread is in the batch function, at the gate or in a batch."""
         self.running: tuple[int, Began] | None = None
-        """The batch that is being worked on, and when that began; None if there is none, and for epochs."""
+        """The batch that is being worked on, and when that began; None if there is none, and for epochs.
+
+        Nor does it name the batch with initial state, which is a part of the start.
+        """
         self._ending = threading.Event()
         self._jobs: tuple[SparkContext, str] | None = None
         """Spark, and the group to which the Spark jobs of the running batch belong."""
@@ -160,6 +163,15 @@ class Batches:
             yield
         finally:
             self.busy.release()
+
+    @contextmanager
+    def _at_work(self, batch: int, began: Began) -> Iterator[None]:
+        """Meanwhile `running` names the batch."""
+        self.running = (batch, began)
+        try:
+            yield
+        finally:
+            self.running = None
 
     def go_on(self) -> None:
         """Let batches begin again after `hold`."""
@@ -234,14 +246,14 @@ class Batches:
         in `ended`, event time is at its end. Their watermarks are not kept, so that a later run goes on with the true
         ones. Raises `StrandlineError` if the batch fails.
         """
-        began = time.monotonic()
+        began = Began.now()
         batch = batch_id(self.generation, spark_batch + number)
         when = self._clock.of_drain(ended)
         context = rows.sparkSession.sparkContext
         group = f"strandline-drain-{batch}"
 
         evaluate = partial(self._evaluate, rows, when)
-        with self.busy:
+        with self.busy, self._at_work(batch, began):
             context.setLocalProperty(JOB_GROUP, group)
             self._jobs = (context, group)
             try:
@@ -251,7 +263,7 @@ class Batches:
                 for name in (JOB_GROUP, *PROPERTIES):  # the thread is the caller's
                     context.setLocalProperty(name, None)  # type: ignore[arg-type]  # None removes it
             self._call_back(batch)
-            self._commit(spark_batch, files, began, self._clock.of_drain(), {}, {}, reported=False)
+            self._commit(spark_batch, files, began.steady, self._clock.of_drain(), {}, {}, reported=False)
 
     def _in_rounds(self, context: SparkContext, batch: int, when: BatchTime, evaluate: Callable[[Round], Made]) -> Made:
         """Run `evaluate` until every subtask is prepared in one round. Passing failures lead to a new round."""

@@ -43,13 +43,15 @@ class RunningBatch(Facts, frozen=True):
     """The batch that is being worked on.
 
     Attributes:
-        number: Its number, as checkpoints and sinks know it.
+        number: Its number within the generation.
+        id: Its id, as checkpoints and sinks know it. No other generation has a batch of this id.
         since_ms: When it began, in milliseconds since the epoch.
         running_ms: For how long it has been running.
         first: Whether the generation has not committed a batch yet.
     """
 
     number: int
+    id: int
     since_ms: int
     running_ms: float
     first: bool = False
@@ -174,7 +176,8 @@ class RunFigures(Facts, frozen=True):
         silent_source: The description of a source that does not answer when Spark asks it for new rows; else empty.
         silent_s: For how many seconds it has not answered; 0 if all sources answer within ten seconds.
         restoring: How far a start, restart or rescale is that opens the state; None if none does.
-        running_batch: The batch that is being worked on; None if there is none, and in real time.
+        running_batch: The batch that is being worked on; None if there is none, in real time, and
+            while a start sends initial state.
     """
 
     status: RunStatus

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from strandline.checkpoint.batch import first_batch
 from strandline.checkpoint.stats import CheckpointHistory
 from strandline.config import Config
 from strandline.errors import StrandlineError
@@ -140,8 +141,14 @@ class Generations:
         running = generation.batches.running if generation is not None else None
         if generation is None or running is None:
             return None
-        number, began = running
-        return RunningBatch(number, int(began.time * 1000), began.ms_until(), generation.batches.committed == 0)
+        batch, began = running
+        return RunningBatch(
+            number=batch - first_batch(generation.number),
+            id=batch,
+            since_ms=int(began.time * 1000),
+            running_ms=began.ms_until(),
+            first=generation.batches.committed == 0,
+        )
 
     def counts(self) -> GenerationCounts:
         """What all generations have counted up to now."""

@@ -86,11 +86,8 @@ class MicroBatches(Batches):
     def _run(self, rows: DataFrame, spark_batch: int) -> None:
         began = Began.now()
         batch = batch_id(self.generation, spark_batch)
-        self.running = (batch, began)
-        try:
+        with self._at_work(batch, began):
             self._work(rows, spark_batch, batch, began.steady)
-        finally:
-            self.running = None
 
     def _work(self, rows: DataFrame, spark_batch: int, batch: int, began: float) -> None:
         when = self._clock.of(spark_batch)

@@ -53,7 +53,7 @@ class Pace:
 LOCAL = Pace(0.5, 0.5, 2.0)
 """Whatever changes is written at once: a local disk takes that without cost."""
 REMOTE = Pace(2.0, 12.0, 12.0)
-"""An object store asks money for each request: at most 30 a minute, and 5 if rows alone come in."""
+"""An object store asks money for each request: at most 30 a minute in the long run, and 5 if rows alone come in."""
 
 
 def keep_history(job: JobView, config: Config) -> HistoryWriter:

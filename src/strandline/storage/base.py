@@ -13,8 +13,10 @@ from strandline.errors import StorageError
 
 TEMPORARY = ".tmp-"
 """The prefix of the names of files that are still being written. `list` never returns them."""
-_LONGEST_TAIL = 200
-"""A file system takes names of up to 255 bytes."""
+_LONGEST_NAME = 255
+"""How many bytes the name of a file may have in a file system."""
+_LONGEST_TAIL = _LONGEST_NAME - len(f"{TEMPORARY}{uuid.uuid4().hex}-")
+"""How many bytes, from the end of a file's name, its temporary name keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +120,12 @@ class Storage(ABC):
 
 
 def temporary_name(name: str) -> str:
-    """A new name for a file that gets the name `name` when it is complete. It tells, if it can, what that will be."""
-    return f"{TEMPORARY}{uuid.uuid4().hex}-{name[-_LONGEST_TAIL:] if name.isascii() else ''}"
+    """A new name for a file that gets the name `name` when it is complete. It tells as much of that as it can hold."""
+    return f"{TEMPORARY}{uuid.uuid4().hex}-{name.encode()[-_LONGEST_TAIL:].decode(errors='ignore')}"
 
 
 def intended_name(path: str) -> str:
-    """The name that a file of `unfinished` was to get, or the end of it; empty if it is not known."""
+    """The name that a file of `unfinished` was to get, or the end of it; empty if the file is no such file."""
     name = path.rpartition("/")[2]
     return name.removeprefix(TEMPORARY).partition("-")[2] if name.startswith(TEMPORARY) else ""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -96,6 +98,27 @@ def test_a_folder_goes_with_its_block_and_that_of_a_killed_process_with_the_next
         assert process.returncode == 0
     assert not held.exists()
     assert not own.exists()
+
+
+@pytest.mark.parametrize("refusal", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_does_not_stop_the_sink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    def flock(_handle: object, _how: int) -> None:
+        raise OSError(refusal, os.strerror(refusal))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.flock", flock)
+        block = scratch_folder()
+        folder = block.__enter__()
+        (folder / "rows").touch()
+    other, held = holder(tmp_path)  # locks were only short for a moment
+    assert held.parent == folder.parent
+    assert (folder / "rows").exists()
+    block.__exit__(None, None, None)
+    assert not folder.exists()
+    other.communicate("", timeout=30)
 
 
 def test_only_folders_that_look_like_ours_are_deleted(tmp_path: Path) -> None:

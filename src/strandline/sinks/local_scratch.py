@@ -2,11 +2,13 @@
 
 A process holds a file lock in its folder, and the operating system releases the lock with the process. So every process
 that makes its first folder can tell which other ones nobody needs any more. Process ids would not do: in another
-container the same number is another process, or none.
+container the same number is another process, or none. A file system without such locks keeps the folder of a process
+that was killed.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -22,6 +24,8 @@ _PREFIX = "strandline-sink-"
 _LOCK = ".lock"
 _WITHOUT_LOCK = 3600.0
 """Seconds after which a folder without a lock is deleted: its process was killed before it made one."""
+
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 
 _looked = threading.Event()
 """Whether this process has looked for folders that were left behind."""
@@ -61,7 +65,15 @@ def _locked(folder: Path) -> IO[bytes] | None:
         handle = (folder / _LOCK).open("xb")
     except FileNotFoundError:
         return None
-    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            handle.close()
+            raise
+        # Nobody can tell any more whether the folder is in use, so nobody may delete it.
+        handle.write(b"not locked")
+        handle.flush()
     if not (folder / _LOCK).exists():
         handle.close()
         return None
@@ -80,4 +92,6 @@ def _delete_if_abandoned(folder: Path) -> None:
         return
     with open(descriptor, "rb") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if handle.read(1):
+            return
         shutil.rmtree(folder, ignore_errors=True)

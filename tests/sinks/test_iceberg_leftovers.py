@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
+import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +19,14 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from strandline.errors import FencedError, StorageFullError, StrandlineError
-from strandline.sinks.iceberg.attempts import Attempt
+from strandline.errors import FencedError, StorageFullError, StorageRefusedError, StrandlineError
+from strandline.sinks.iceberg.attempts import Attempt, DataNames
 from strandline.sinks.iceberg.sink import IcebergSink
 from strandline.sinks.names import commit_notes
 from strandline.storage.base import temporary_name
@@ -32,6 +36,9 @@ from strandline_bench.targets import unreferenced_files
 
 NAME = "sales.visits"
 OTHER = "0f0e0d0c-0b0a-4908-8706-050403020100"
+KILLS = 4
+"""At how many steps of a commit, which a seed picks, something happens in the short form of a test."""
+FAR = 1 << 40
 Rows = list[tuple[str, int]]
 
 
@@ -44,6 +51,8 @@ class Steps:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken: list[str] = []
+        self.count = 0
+        """How many steps there were between the last calls of `at` and `nothing`."""
         self._at: dict[int, Callable[[str], None]] = {}
         self._on: dict[str, Callable[[str], None]] = {}
         self._dead = False
@@ -84,13 +93,10 @@ class Steps:
         """Have something happen at the next step of this kind, such as `after upload`."""
         self._on = {name: happens}
 
-    def then(self, number: int, happens: Callable[[str], None]) -> None:
-        """Have something happen so many steps later."""
-        self._at = {len(self.taken) + number: happens}
-
     def nothing(self) -> None:
         """Have nothing happen any more. Returns when no thread of a driver that was killed is at work."""
         self._at, self._on = {}, {}
+        self.count = len(self.taken)
         ExecutorFactory.get_or_create().shutdown(wait=True)
         ExecutorFactory._instance = None
         self._dead = False
@@ -147,11 +153,37 @@ class Place:
 
     def check(self) -> None:
         """The table has the rows, and its folder the files of its snapshots, and nothing else."""
-        table = self.table()
-        found = table.scan().to_arrow()
+        self.check_rows()
+        assert list(unreferenced_files(self.table())) == []
+
+    def check_rows(self) -> None:
+        """The table has the rows."""
+        found = self.table().scan().to_arrow()
         rows = sorted(zip(found["user"].to_pylist(), found["n"].to_pylist(), strict=True))
         assert rows == sorted(dict(self.written).items() if self.mode == "upsert" else self.written)
-        assert list(unreferenced_files(table)) == []
+
+    def append_theirs(self) -> None:
+        """Another writer adds a row."""
+        row = (f"theirs{len(self.written)}", -1)
+        self.table().append(pa.table({"user": [row[0]], "n": [row[1]]}))
+        self.written.append(row)
+
+    def expire(self) -> None:
+        """All snapshots but the current one expire."""
+        table = self.table()
+        old = [one.snapshot_id for one in table.snapshots() if one.snapshot_id != table.metadata.current_snapshot_id]
+        table.maintenance.expire_snapshots().by_ids(old).commit()
+
+    def partition(self, *, by_user: bool) -> None:
+        """The table is partitioned anew."""
+        with self.table().update_spec() as update:
+            if by_user:
+                update.add_field("user", IdentityTransform(), "user")
+            else:
+                update.remove_field("user")
+
+    def data_folder(self) -> Path:
+        return Path(self.table().location().removeprefix("file://"), "data")
 
     def notes(self) -> list[Path]:
         folder = self.folder / "checkpoints" / commit_notes(JOB, self.job.sink.place)
@@ -168,18 +200,58 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(tmp_path, request.param)
 
 
-def numbers(call: Callable[[int], bool]) -> int:
-    """Calls with 1, 2 and so on until nothing happens any more, and says how often something did."""
-    number = 1
-    while call(number):
-        number += 1
-    return number - 1
+Sweep = Callable[[Callable[[int], bool]], None]
 
 
-def test_a_driver_that_is_killed_at_any_step_of_a_commit_leaves_nothing_behind(place: Place, steps: Steps) -> None:
+@pytest.fixture(params=["some", pytest.param("all", marks=pytest.mark.slow)])
+def sweep(request: pytest.FixtureRequest, steps: Steps) -> Sweep:
+    """A function that calls its argument with numbers of steps, at which something is to happen.
+
+    The argument says whether something did. A short form takes a few steps, which a seed picks.
+    """
+
+    def every(call: Callable[[int], bool]) -> None:
+        number = 1
+        while call(number):
+            number += 1
+        assert number > 16
+
+    def some(call: Callable[[int], bool]) -> None:
+        assert not call(FAR)
+        assert steps.count >= 10
+        seed = random.randrange(1 << 30)
+        print(f"seed {seed}")
+        happened = [call(number) for number in sorted(random.Random(seed).sample(range(1, steps.count + 1), KILLS))]
+        assert any(happened)
+
+    return every if request.param == "all" else some
+
+
+def killed(place: Place, steps: Steps, step: str, driver: SinkDriver | None = None) -> SinkDriver:
+    """A driver that is killed at this step of a commit. Its note on the commit is there."""
+    driver = driver or place.job.start()
+    metadata = place.stage(driver)
+    steps.on(step, steps.kill)
+    with pytest.raises(KilledError):
+        driver.publish(metadata)
+    steps.nothing()
+    assert place.notes()
+    return driver
+
+
+def killed_before_its_commit(place: Place, steps: Steps) -> tuple[Path, Attempt]:
+    """The note of a driver that was killed when it had written files, and the attempt that it describes."""
+    killed(place, steps, "after new_output")
+    (note,) = place.notes()
+    return note, msgspec.json.decode(note.read_bytes(), type=Attempt)
+
+
+def test_a_driver_that_is_killed_at_any_step_of_a_commit_leaves_nothing_behind(
+    place: Place, steps: Steps, sweep: Sweep
+) -> None:
     drivers = [place.job.start()]
 
-    def killed(number: int) -> bool:
+    def killed_at(number: int) -> bool:
         metadata = place.stage(drivers[-1])
         steps.at(number, steps.kill)
         try:
@@ -192,22 +264,20 @@ def test_a_driver_that_is_killed_at_any_step_of_a_commit_leaves_nothing_behind(p
         steps.nothing()
         return False
 
-    assert numbers(killed) >= 16
+    sweep(killed_at)
     place.check()
     place.job.start()
     assert place.notes() == []
 
 
-def test_a_driver_that_is_killed_while_it_clears_up_leaves_that_to_the_next(tmp_path: Path, steps: Steps) -> None:
+def test_a_driver_that_is_killed_while_it_clears_up_leaves_that_to_the_next(
+    tmp_path: Path, steps: Steps, sweep: Sweep
+) -> None:
     place = Place(tmp_path)
     driver = [place.job.start()]
 
-    def killed(number: int) -> bool:
-        metadata = place.stage(driver[0])
-        steps.on("after write_metadata", steps.kill)
-        with pytest.raises(KilledError):
-            driver[0].publish(metadata)
-        steps.nothing()
+    def killed_at(number: int) -> bool:
+        killed(place, steps, "after write_metadata", driver[0])
         steps.at(number, steps.kill)
         try:
             driver[0] = place.job.start()
@@ -219,18 +289,18 @@ def test_a_driver_that_is_killed_while_it_clears_up_leaves_that_to_the_next(tmp_
         steps.nothing()
         return False
 
-    assert numbers(killed) >= 16
+    sweep(killed_at)
     place.check()
     place.job.start()
     assert place.notes() == []
 
 
 def test_a_commit_that_fails_at_any_step_leaves_nothing_behind_while_the_job_goes_on(
-    place: Place, steps: Steps
+    place: Place, steps: Steps, sweep: Sweep
 ) -> None:
     driver = place.job.start()
 
-    def failed(number: int) -> bool:
+    def failed_at(number: int) -> bool:
         metadata = place.stage(driver)
         steps.at(number, fail)
         happened = False
@@ -245,16 +315,16 @@ def test_a_commit_that_fails_at_any_step_leaves_nothing_behind_while_the_job_goe
         place.check()
         return happened
 
-    assert numbers(failed) >= 16
+    sweep(failed_at)
     assert place.notes() == []
 
 
 def test_a_driver_that_stands_still_in_a_commit_deletes_what_it_writes_when_it_wakes_up(
-    place: Place, steps: Steps
+    place: Place, steps: Steps, sweep: Sweep
 ) -> None:
     driver = [place.job.start()]
 
-    def frozen(number: int) -> bool:
+    def frozen_at(number: int) -> bool:
         old, happened = driver[0], []
         metadata = place.stage(old)
 
@@ -274,25 +344,25 @@ def test_a_driver_that_stands_still_in_a_commit_deletes_what_it_writes_when_it_w
         place.check()
         return bool(happened)
 
-    assert numbers(frozen) >= 16
+    sweep(frozen_at)
     for _ in range(2):
         place.job.start()
     assert place.notes() == []
 
 
 def test_what_a_driver_writes_after_it_stood_still_is_deleted_if_it_is_killed_then(
-    tmp_path: Path, steps: Steps
+    tmp_path: Path, steps: Steps, sweep: Sweep
 ) -> None:
     place = Place(tmp_path)
     driver = [place.job.start()]
 
-    def killed(number: int) -> bool:
+    def killed_at(number: int) -> bool:
         old, happened = driver[0], []
         metadata = place.stage(old)
 
         def take_over(_step: str) -> None:
             driver[0] = place.job.start()
-            steps.then(number, die)
+            steps.at(number, die)
 
         def die(_step: str) -> None:
             happened.append(True)
@@ -311,7 +381,7 @@ def test_what_a_driver_writes_after_it_stood_still_is_deleted_if_it_is_killed_th
         place.check()
         return bool(happened)
 
-    assert numbers(killed) >= 10
+    sweep(killed_at)
     for _ in range(2):
         place.job.start()
     assert place.notes() == []
@@ -319,20 +389,29 @@ def test_what_a_driver_writes_after_it_stood_still_is_deleted_if_it_is_killed_th
 
 @pytest.mark.parametrize("step", ["before commit_table", "after write_metadata"])
 def test_a_commit_that_loses_against_another_writer_leaves_nothing_behind(
-    place: Place, steps: Steps, step: str
+    place: Place, steps: Steps, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = place.job.start()
     driver.publish(place.stage(driver))
     metadata = place.stage(driver)
 
     def lose(_step: str) -> None:
-        place.table().append(pa.table({"user": [f"theirs{len(place.written)}"], "n": [-1]}))
-        place.written += [(f"theirs{len(place.written)}", -1)]
+        place.append_theirs()
         if len(place.written) < 9:
             steps.on(step, lose)
 
     steps.on(step, lose)
-    driver.publish(metadata)
+    listed = []
+
+    def listing(storage: LocalStorage, *_arguments: Any, **_options: Any) -> Any:
+        listed.append(storage.url)
+        return iter(())
+
+    with monkeypatch.context() as patch:
+        for method in ("list", "unfinished"):
+            patch.setattr(LocalStorage, method, listing)
+        driver.publish(metadata)
+    assert listed == []  # a driver knows what it has written
     assert len(place.written) == 9
     place.check()
     assert place.notes() == []
@@ -344,29 +423,20 @@ def test_manifests_that_were_merged_are_not_left_behind(tmp_path: Path, steps: S
     for _ in range(3):
         driver.publish(place.stage(driver))
     place.check()
-    metadata = place.stage(driver)
-    steps.on("after commit_table", steps.kill)
-    with pytest.raises(KilledError):
-        driver.publish(metadata)
-    steps.nothing()
+    killed(place, steps, "after commit_table", driver)
     place.job.start()
     place.check()
 
 
 def test_rows_that_are_staged_while_the_table_is_partitioned_anew_leave_no_file_behind(
-    tmp_path: Path, steps: Steps
+    tmp_path: Path, steps: Steps, sweep: Sweep
 ) -> None:
     place = Place(tmp_path, "append", ())
     driver = [place.job.start()]
-    table = place.table()
 
-    def killed(number: int) -> bool:
+    def killed_at(number: int) -> bool:
         metadata = place.stage(driver[0])
-        update = place.table().update_spec()
-        if number % 2:
-            update.add_field("user", IdentityTransform(), "user").commit()
-        else:
-            update.remove_field("user").commit()
+        place.partition(by_user=place.table().spec().is_unpartitioned())
         steps.at(number, steps.kill)
         try:
             driver[0].publish(metadata)
@@ -378,40 +448,97 @@ def test_rows_that_are_staged_while_the_table_is_partitioned_anew_leave_no_file_
         steps.nothing()
         return False
 
-    assert numbers(killed) >= 16
-    assert table.spec() != place.table().specs()[1]
+    sweep(killed_at)
+    place.check()
+
+
+@pytest.mark.parametrize("ends", ["killed", "said to have lost", "without an answer", "not cleared up"])
+def test_files_that_got_their_final_names_before_the_table_was_partitioned_anew_are_deleted(
+    tmp_path: Path, steps: Steps, ends: str
+) -> None:
+    place = Place(tmp_path, "append", ())
+    driver = place.job.start()
+    metadata = place.stage(driver)
+    steps.on("before commit_table", fail)
+    with pytest.raises(StrandlineError):
+        driver.publish(metadata)
+    renamed = {file.final for file in metadata.sink_files}
+    folder = place.data_folder()
+    assert renamed <= {path.name for path in folder.iterdir()}
+    place.partition(by_user=True)
+
+    def lost(_step: str) -> None:
+        raise CommitFailedException
+
+    def always_fail(step: str) -> None:
+        steps.on(step, always_fail)
+        fail(step)
+
+    happens = {
+        "killed": steps.kill,
+        "said to have lost": lost,
+        "without an answer": fail,
+        "not cleared up": always_fail,
+    }
+    steps.on("before delete" if ends == "not cleared up" else "after commit_table", happens[ends])
+    if ends in ("killed", "without an answer"):
+        with pytest.raises(KilledError if ends == "killed" else StrandlineError):
+            driver.publish(metadata)
+    else:
+        driver.publish(metadata)
+    steps.nothing()
+    if ends == "killed":
+        for _ in range(2):
+            driver = place.job.start()
+    if ends in ("without an answer", "not cleared up"):
+        assert place.notes()
+        driver.publish(metadata)
+        driver.publish(place.stage(driver))
+    assert not renamed & {path.name for path in folder.iterdir()}
+    place.check()
+    assert place.notes() == []
+
+
+def test_a_clean_up_that_fails_after_a_commit_does_not_fail_the_commit(
+    place: Place, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = place.job.start()
+    metadata = place.stage(driver)
+    steps.on("before write_metadata", fail)
+    with pytest.raises(StrandlineError):
+        driver.publish(metadata)
+
+    def gone(*_arguments: Any) -> None:
+        raise OSError(errno.EIO, "the catalogue fails")
+
+    with monkeypatch.context() as patch:
+        steps.on("after commit_table", lambda _step: patch.setattr(SqlCatalog, "load_table", gone))
+        driver.publish(metadata)
+    assert len(place.notes()) == 1
+    place.check_rows()
+    driver.publish(place.stage(driver))
+    assert place.notes() == []
     place.check()
 
 
 # --- what the table says --------------------------------------------------------------------------
 
 
-def killed_after_its_commit(place: Place, steps: Steps) -> SinkDriver:
-    """A driver whose commit took effect, and whose note on it is still there."""
+def killed_after_its_commit(place: Place, steps: Steps) -> None:
+    """A driver's commit took effect, and its note on it is still there."""
     driver = place.job.start()
     driver.publish(place.stage(driver))
-    metadata = place.stage(driver)
-    steps.on("after commit_table", steps.kill)
-    with pytest.raises(KilledError):
-        driver.publish(metadata)
-    steps.nothing()
-    assert place.notes()
-    return driver
+    killed(place, steps, "after commit_table", driver)
 
 
 def test_files_of_a_commit_that_took_effect_stay_when_its_snapshot_has_expired(place: Place, steps: Steps) -> None:
     killed_after_its_commit(place, steps)
-    place.table().append(pa.table({"user": ["theirs"], "n": [-1]}))
-    place.written += [("theirs", -1)]
-    table = place.table()
-    old = [one.snapshot_id for one in table.snapshots() if one.snapshot_id != table.metadata.current_snapshot_id]
-    table.maintenance.expire_snapshots().by_ids(old).commit()
+    place.append_theirs()
+    place.expire()
     driver = place.job.start()
     assert place.notes() == []
     driver.publish(place.stage(driver))
-    found = place.table().scan().to_arrow()
-    rows = sorted(zip(found["user"].to_pylist(), found["n"].to_pylist(), strict=True))
-    assert rows == sorted(dict(place.written).items() if place.mode == "upsert" else place.written)
+    place.check_rows()
 
 
 def test_a_table_of_version_1_whose_snapshots_have_no_numbers(tmp_path: Path, steps: Steps) -> None:
@@ -420,11 +547,7 @@ def test_a_table_of_version_1_whose_snapshots_have_no_numbers(tmp_path: Path, st
     assert place.table().metadata.format_version == 1
     driver.publish(place.stage(driver))
     for step in ("after write_metadata", "after commit_table"):
-        metadata = place.stage(driver)
-        steps.on(step, steps.kill)
-        with pytest.raises(KilledError):
-            driver.publish(metadata)
-        steps.nothing()
+        killed(place, steps, step, driver)
         driver = place.job.start()
         place.check()
 
@@ -442,82 +565,57 @@ def test_files_of_a_commit_stay_when_the_table_was_rolled_back_behind_it(place: 
     place.check()
 
 
-def test_files_of_a_commit_stay_when_the_table_was_made_anew(tmp_path: Path, steps: Steps) -> None:
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [({"table": OTHER}, "made anew"), ({"data": "/"}, "other folders"), ({"sequence": 1 << 40}, "older than")],
+    ids=repr,
+)
+def test_files_of_a_commit_of_which_the_table_does_not_tell_stay_and_the_log_says_why(
+    tmp_path: Path, steps: Steps, caplog: pytest.LogCaptureFixture, changed: dict[str, Any], why: str
+) -> None:
     place = Place(tmp_path)
-    driver = place.job.start()
-    metadata = place.stage(driver)
-    steps.on("after new_output", steps.kill)
-    with pytest.raises(KilledError):
-        driver.publish(metadata)
-    steps.nothing()
-    (note,) = place.notes()
-    attempt = json.loads(note.read_text())
-    note.write_text(json.dumps({**attempt, "table": OTHER}))
-    place.job.start()
+    note, attempt = killed_before_its_commit(place, steps)
+    note.write_text(json.dumps({**json.loads(note.read_text()), **changed}))
+    written = [path for path in place.data_folder().iterdir() if attempt.is_data(path.name)]
+    for path in written:
+        os.utime(path, (1, 1))
+    with caplog.at_level(logging.WARNING):
+        place.job.start()
+    assert why in caplog.text
+    assert attempt.commit in caplog.text
     assert place.notes() == []
-    names = [path.name for path in (tmp_path / "warehouse").rglob("*.parquet")]
-    assert [name for name in names if attempt["commit"].replace("-", "")[:24] in name]
+    assert all(path.exists() for path in written)
 
 
-@pytest.fixture(params=[True, False], ids=["expired", "kept"])
-def made_up(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """A function that makes up a note for a table with rows, with a live file's numbers. The rows are checked then."""
+@pytest.mark.parametrize("expired", [True, False])
+def test_a_note_that_was_made_up_harms_nothing(tmp_path: Path, *, expired: bool) -> None:
     place = Place(tmp_path)
     driver = place.job.start()
     for _ in range(2):
         driver.publish(place.stage(driver))
+    place.append_theirs()
+    if expired:
+        place.expire()
     table = place.table()
-    table.append(pa.table({"user": ["theirs"], "n": [-1]}))
-    place.written += [("theirs", -1)]
-    table = place.table()
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
     live = next(Path(one.file.file_path) for one in table.scan("user = 'a'").plan_files())
-    old = [one.snapshot_id for one in table.snapshots() if one.snapshot_id != table.metadata.current_snapshot_id]
-    if request.param:
-        table.maintenance.expire_snapshots().by_ids(old).commit()
-    table = place.table()
-    digits = live.stem[-32:]
-    commit = next(
-        one.manifest_path.rpartition("/")[2][:36]
-        for one in table.current_snapshot().manifests(table.io)  # type: ignore[union-attr]
-        if one.manifest_path.rpartition("/")[2].replace("-", "").startswith(digits[:24])
+    manifests = [one.manifest_path.rpartition("/")[2] for one in snapshot.manifests(table.io)]
+    commit = next(one[:36] for one in manifests if one.replace("-", "").startswith(live.stem[-32:-8]))
+    known = Attempt(
+        JOB,
+        1,
+        int(live.stem.rpartition("-")[0].rpartition("-")[2]),
+        commit,
+        1,
+        None,
+        1,
+        0,
+        str(table.metadata.table_uuid),
+        f"{table.location()}/data",
+        f"{table.location()}/metadata",
     )
-    batch = int(live.stem.rpartition("-")[0].rpartition("-")[2])
-    folder = tmp_path / "checkpoints" / commit_notes(JOB, place.job.sink.place)
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def make(name: str | None = None, **changed: Any) -> Path:
-        table = place.table()
-        location = table.location()
-        known = Attempt(
-            JOB,
-            1,
-            batch,
-            commit,
-            1,
-            None,
-            1,
-            0,
-            str(table.metadata.table_uuid),
-            f"{location}/data",
-            f"{location}/metadata",
-        )
-        note = {field: getattr(known, field) for field in known.__struct_fields__}
-        path = folder / f"{name or commit}.json"
-        path.write_text(json.dumps({**note, **changed}))
-        return path
-
-    yield make
-    place.job.start()
-    found = place.table().scan().to_arrow()
-    rows = sorted(zip(found["user"].to_pylist(), found["n"].to_pylist(), strict=True))
-    assert rows == sorted(dict(place.written).items())
-    again = place.job.start()
-    again.publish(place.stage(again))
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
+    made_up: list[dict[str, Any]] = [
         {},
         {"sequence": 0},
         {"sequence": 1 << 40},
@@ -530,35 +628,36 @@ def made_up(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
         {"metadata": "/"},
         {"table": OTHER},
         {"version": "x"},
-    ],
-    ids=repr,
-)
-def test_a_note_that_was_made_up_harms_nothing(
-    made_up: Callable[..., Path], changed: dict[str, Any], tmp_path: Path
-) -> None:
-    made_up(**changed)
+        {"rewritten": [live.name]},
+        {"rewritten": ["../data/" + live.name]},
+        {"rewritten": [live.name.replace("visits", "other")]},
+        {"rewritten": ["x"]},
+    ]
     long_ago = time.time() - 7200
     for path in (tmp_path / "warehouse").rglob("*.*"):
         os.utime(path, (long_ago, long_ago))
-
-
-def test_a_note_that_is_no_json_stays_and_the_job_goes_on(made_up: Callable[..., Path]) -> None:
-    path = made_up()
-    path.write_text("{")
+    folder = tmp_path / "checkpoints" / commit_notes(JOB, place.job.sink.place)
+    for changed in made_up:
+        folder.mkdir(parents=True, exist_ok=True)
+        note = msgspec.to_builtins(known) | changed
+        path = folder / f"{note.pop('name', commit)}.json"
+        path.write_text(json.dumps(note))
+        print(changed)
+        driver = place.job.start()
+        place.check_rows()
+        path.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{commit}.json").write_text("{")
+    driver = place.job.start()
+    driver.publish(place.stage(driver))
+    place.check_rows()
 
 
 def test_half_a_data_file_is_deleted_with_the_others(tmp_path: Path, steps: Steps) -> None:
     place = Place(tmp_path)
-    driver = place.job.start()
-    metadata = place.stage(driver)
-    steps.on("after new_output", steps.kill)
-    with pytest.raises(KilledError):
-        driver.publish(metadata)
-    steps.nothing()
-    (note,) = place.notes()
-    folder = Path(place.table().location().removeprefix("file://"), "data")
-    names = msgspec.json.decode(note.read_bytes(), type=Attempt).data_names()
-    half, others = folder / temporary_name(next(names)), folder / temporary_name("part-other.parquet")
+    _note, attempt = killed_before_its_commit(place, steps)
+    folder = place.data_folder()
+    half, others = (folder / temporary_name(name) for name in (next(attempt.data_names()), "part-other.parquet"))
     half.touch()
     others.touch()
     place.job.start()
@@ -570,16 +669,9 @@ def test_half_a_data_file_is_deleted_with_the_others(tmp_path: Path, steps: Step
 
 def test_files_that_cannot_be_deleted_are_deleted_by_a_later_start(tmp_path: Path, steps: Steps) -> None:
     place = Place(tmp_path)
-    driver = place.job.start()
-    metadata = place.stage(driver)
-    steps.on("after new_output", steps.kill)
-    with pytest.raises(KilledError):
-        driver.publish(metadata)
-    steps.nothing()
-    (note,) = place.notes()
-    attempt = json.loads(note.read_text())
-    name = f"snap-{attempt['snapshot']}-0-{attempt['commit']}.avro"
-    obstacle = Path(place.table().location().removeprefix("file://"), "metadata", name)
+    note, attempt = killed_before_its_commit(place, steps)
+    name = f"snap-{attempt.snapshot}-0-{attempt.commit}.avro"
+    obstacle = place.data_folder().parent / "metadata" / name
     (obstacle / "x").mkdir(parents=True)
     driver = place.job.start()
     driver.publish(place.stage(driver))
@@ -590,3 +682,16 @@ def test_files_that_cannot_be_deleted_are_deleted_by_a_later_start(tmp_path: Pat
     place.check()
     place.job.start()
     assert place.notes() == []
+
+
+def test_threads_get_different_names_until_there_are_no_more(tmp_path: Path, steps: Steps) -> None:
+    _note, attempt = killed_before_its_commit(Place(tmp_path), steps)
+    names = DataNames(attempt)
+    with ThreadPoolExecutor(16) as pool:
+        given = list(pool.map(lambda _number: names.new(), range(2000)))
+    given += [names.new() for _ in range(len(given), 16**4)]
+    assert len(set(given)) == 16**4
+    assert set(given) == set(names.given)
+    assert all(map(attempt.is_data, (min(given), max(given))))
+    with pytest.raises(StorageRefusedError, match="more than 65536"):
+        names.new()

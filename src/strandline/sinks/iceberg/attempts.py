@@ -12,44 +12,40 @@ import logging
 import re
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum, auto
-from itertools import count, takewhile
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from strandline.checkpoint.metadata import BatchId, Generation, KnownGeneration
 from strandline.decoding import json_decoder
-from strandline.errors import MetadataError, NotFoundError
-from strandline.sinks.names import commit_notes, final_name
-from strandline.storage import Storage, StoredFile
-from strandline.storage.base import intended_name
+from strandline.errors import MetadataError, NotFoundError, StorageRefusedError
+from strandline.sinks.names import FINAL_NAME, commit_notes, final_name
+from strandline.storage import Storage
 
 if TYPE_CHECKING:
-    from pyiceberg.manifest import ManifestFile
     from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
 
 logger = logging.getLogger(__name__)
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_DIGITS, _OWN = 32, 28
-"""How many hex digits the name of a data file has, and how many of them are the attempt's. The others number its files.
-Four zeros are among the attempt's digits, which the random names of staged files hardly ever have there."""
+_OF_COMMIT = 24
+"""How many hex digits of the commit are in the name of a data file."""
+_APART = "0000"
+"""What follows them. The random names of staged files hardly ever have it there, so a note cannot name those."""
+_OF_NUMBER = 4
+"""How many hex digits, the last ones, number the data files of a commit."""
 _VERSION = re.compile(r"(\d{5,18})-.*\.metadata\.json")
 _METADATA_NAME = re.compile(rf"(?P<version>\d{{5,18}})-{_UUID}\.metadata\.json")
 _MANIFEST = re.compile(rf"{_UUID}-m\d+\.avro")
-_MOST_VERSIONS = 100
-"""In how many versions of the table's metadata, after the one that the attempt has seen, a file of it is looked for."""
-_CLOCK_DIFFERENCE = 3600.0
-"""Seconds by which the clocks of storage and of other writers of the table may differ."""
-_MOST_SNAPSHOTS = 1000
-"""How many snapshots are looked through for files of an attempt."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One attempt to commit, as its note describes it. No field is a path: paths are built from what the table says."""
+    """One attempt to commit, as its note describes it.
+
+    A note is not believed. Its folders are compared with those of the table, and only the table's are opened. Names in
+    them are built from the note's numbers, or are checked to be names of the job's own data files.
+    """
 
     job: str
     generation: KnownGeneration
@@ -74,20 +70,29 @@ class Attempt(msgspec.Struct, frozen=True):
     cleared_by: KnownGeneration | None = None
     """The generation that has deleted the files. A driver that stood still may have gone on writing afterwards."""
 
+    rewritten: tuple[str, ...] = ()
+    """Names of files that the table must not get because it was partitioned anew after they had been staged. The commit
+    adds their rows in other files. An earlier try may have given them these names, which are their final ones."""
+
+    def __post_init__(self) -> None:
+        for name in self.rewritten:
+            match = FINAL_NAME.fullmatch(name)
+            if match is None or match["job"] != self.job or int(match["batch"]) > self.batch:
+                raise ValueError(f"{name!r} is not the name of a data file that the commit writes anew")
+
     @property
     def data_prefix(self) -> str:
         """What the names of the data files that the attempt writes begin with."""
-        return final_name(self.job, self.batch, f"{uuid.UUID(self.commit).hex[: _OWN - 4]}0000").removesuffix(
-            ".parquet"
-        )
+        unnumbered = final_name(self.job, self.batch, f"{uuid.UUID(self.commit).hex[:_OF_COMMIT]}{_APART}")
+        return unnumbered.removesuffix(".parquet")
 
     def data_names(self) -> Iterator[str]:
-        """Names for the data files that the attempt writes."""
-        return (f"{self.data_prefix}{number:0{_DIGITS - _OWN}x}.parquet" for number in count())
+        """Names for the data files that the attempt writes: as many as `is_data` knows."""
+        return (f"{self.data_prefix}{number:0{_OF_NUMBER}x}.parquet" for number in range(16**_OF_NUMBER))
 
     def is_data(self, name: str) -> bool:
         """Whether this is the name of a data file that the attempt has written."""
-        return re.fullmatch(rf"{re.escape(self.data_prefix)}[0-9a-f]{{{_DIGITS - _OWN}}}\.parquet", name) is not None
+        return re.fullmatch(rf"{re.escape(self.data_prefix)}[0-9a-f]{{{_OF_NUMBER}}}\.parquet", name) is not None
 
     def may_go_on(self, generation: Generation) -> bool:
         """Whether its driver may have written files after `generation`, or an earlier one, has deleted them."""
@@ -96,6 +101,27 @@ class Attempt(msgspec.Struct, frozen=True):
     def is_manifest(self, name: str) -> bool:
         """Whether this is the name of a manifest that the attempt has written."""
         return name.startswith(f"{self.commit}-") and is_manifest(name)
+
+
+class DataNames:
+    """Gives names to the data files that one attempt writes, in any thread, and knows which ones it gave."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._names = attempt.data_names()
+        self._lock = Lock()
+        self.given: list[str] = []
+
+    def new(self) -> str:
+        """A name that no other file has. Raises `StorageRefusedError` if there are no more."""
+        with self._lock:
+            name = next(self._names, None)
+            if name is None:
+                raise StorageRefusedError(
+                    f"a commit to an Iceberg table writes more than {len(self.given)} data files. The rows stay "
+                    "staged; let the table have larger files or fewer partitions, and start the job again"
+                )
+            self.given.append(name)
+            return name
 
 
 def is_manifest(location: str) -> bool:
@@ -119,127 +145,6 @@ def named_for(metadata_location: str, commit: str) -> str:
     folder, slash, name = metadata_location.rpartition("/")
     match = _METADATA_NAME.fullmatch(name)
     return f"{folder}{slash}{match['version']}-{commit}.metadata.json" if match else metadata_location
-
-
-class Outcome(Enum):
-    """What a table says about an attempt."""
-
-    UNDECIDED = auto()
-    """It may take effect yet."""
-    TOOK_EFFECT = auto()
-    """A snapshot refers to its files, or did when they were written."""
-    FAILED = auto()
-    """No snapshot refers to its files, and none ever will."""
-    UNKNOWN = auto()
-    """Nothing can be told, now or later."""
-
-
-def outcome(attempt: Attempt, table: Table, folders: tuple[str, str]) -> Outcome:
-    """What the table says about an attempt of a driver that has ended, or been fenced, before the table was loaded.
-
-    `folders` are those of the table's data files and manifests. Reads the manifests that are newer than the attempt.
-    """
-    if attempt.table != str(table.metadata.table_uuid) or folders != (attempt.data, attempt.metadata):
-        return Outcome.UNKNOWN
-    if any(one.snapshot_id == attempt.snapshot or attempt.commit in one.manifest_list for one in table.snapshots()):
-        return Outcome.TOOK_EFFECT
-    newest = table.snapshot_by_name("main")
-    if (newest.snapshot_id if newest is not None else None) == attempt.parent:
-        return Outcome.UNDECIDED
-    later = [one for one in table.snapshots() if (one.sequence_number or 0) >= attempt.sequence]
-    if len(later) > _MOST_SNAPSHOTS:
-        return Outcome.UNKNOWN
-    # The snapshot may have expired. Its files live on in later ones.
-    if any(_refers(manifest, attempt, table) for manifest in _manifests(later, table, attempt.sequence)):
-        return Outcome.TOOK_EFFECT
-    return Outcome.FAILED
-
-
-def _manifests(snapshots: list[Snapshot], table: Table, since: int) -> Iterator[ManifestFile]:
-    """The manifests of the snapshots that are not older than the sequence number `since`, each once."""
-    seen = set()
-    for snapshot in snapshots:
-        for manifest in snapshot.manifests(table.io):
-            if manifest.manifest_path not in seen and (manifest.sequence_number or 0) >= since:
-                seen.add(manifest.manifest_path)
-                yield manifest
-
-
-def _refers(manifest: ManifestFile, attempt: Attempt, table: Table) -> bool:
-    if manifest.added_snapshot_id == attempt.snapshot or attempt.commit in manifest.manifest_path:
-        return True
-    entries = manifest.fetch_manifest_entry(table.io, discard_deleted=False)
-    return any(attempt.is_data(one.data_file.file_path.rpartition("/")[2]) for one in entries)
-
-
-@dataclass(frozen=True, slots=True)
-class LeftFiles:
-    """What an attempt has written: data files, halves of them, and manifests."""
-
-    data: tuple[StoredFile, ...]
-    halves: tuple[StoredFile, ...]
-    manifests: tuple[StoredFile, ...]
-
-    @classmethod
-    def of(cls, attempt: Attempt, data: Storage, metadata: Storage) -> LeftFiles:
-        """Looks into the folders of the table's data files and manifests."""
-        return cls(
-            tuple(file for file in _beginning_with(data, attempt.data_prefix) if attempt.is_data(file.path)),
-            tuple(file for file in data.unfinished() if attempt.is_data(intended_name(file.path))),
-            tuple(file for file in _beginning_with(metadata, attempt.commit) if attempt.is_manifest(file.path)),
-        )
-
-    def fit(self, attempt: Attempt, table: Table) -> bool:
-        """Whether no file is older than the state of the table for which the note says that it was written.
-
-        A note whose numbers are wrong could make files of an older commit look as if nobody referred to them.
-        """
-        before = [one.timestamp_ms for one in table.snapshots() if (one.sequence_number or 0) < attempt.sequence]
-        earliest = max(before, default=0) / 1000 - _CLOCK_DIFFERENCE
-        return all(file.modified >= earliest for file in (*self.data, *self.halves, *self.manifests))
-
-    def delete(self, attempt: Attempt, table: Table, data: Storage, metadata: Storage) -> int:
-        """Delete the files, the list of the manifests, and the table's metadata that the attempt has written, if any.
-
-        Returns how many files were found.
-        """
-        names = [name for name in _metadata_names(attempt, table) if not _is_metadata(name, attempt, table)]
-        data.delete_unfinished([file.path for file in self.halves])
-        data.delete([file.path for file in self.data])
-        manifests = [file.path for file in self.manifests]
-        metadata.delete([*manifests, f"snap-{attempt.snapshot}-0-{attempt.commit}.avro", *names])
-        return len(self.data) + len(self.halves) + len(self.manifests)
-
-
-def unused_manifests(attempt: Attempt, table: Table, metadata: Storage) -> list[str]:
-    """Manifests that an attempt wrote, took effect, and merged into others, so that its snapshot does not name them."""
-    snapshot = table.snapshot_by_id(attempt.snapshot)
-    if snapshot is None:
-        return []
-    named = {one.manifest_path.rpartition("/")[2] for one in snapshot.manifests(table.io)}
-    written = (file.path for file in _beginning_with(metadata, attempt.commit))
-    return [path for path in written if attempt.is_manifest(path) and path not in named]
-
-
-def _beginning_with(storage: Storage, prefix: str) -> Iterator[StoredFile]:
-    """The files whose paths begin with `prefix`. They come one after the other in a listing."""
-    return takewhile(lambda file: file.path.startswith(prefix), storage.list(after=prefix))
-
-
-def _metadata_names(attempt: Attempt, table: Table) -> list[str]:
-    """The names that a file with the table's metadata may have, if the attempt has written one."""
-    if attempt.version < 0:
-        return []
-    last = min(version_of(table.metadata_location) + 1, attempt.version + _MOST_VERSIONS)
-    return [f"{version:05d}-{attempt.commit}.metadata.json" for version in range(attempt.version + 1, last + 1)]
-
-
-def _is_metadata(name: str, attempt: Attempt, table: Table) -> bool:
-    """Whether the file has the table's metadata, of now or of before."""
-    return f"{attempt.metadata}/{name}" in {
-        table.metadata_location,
-        *(one.metadata_file for one in table.metadata.metadata_log),
-    }
 
 
 class AttemptNotes:

@@ -84,7 +84,7 @@ class SnapshotCommit:
         """`replaces` says whether data files of the table are replaced."""
         from pyiceberg.table import Table, Transaction
 
-        self._table, self._marker = table, marker
+        self._before, self._marker = table, marker
         key, text = marker_key(marker.job), marker.encoded()
         summary = {
             f"{PREFIX}job": marker.job,
@@ -93,8 +93,8 @@ class SnapshotCommit:
             key: text,
         }
         self._once = _CommitsOnce(table.catalog)
-        self._outputs = _counted(table.io)
-        self._loaded = Table(
+        self._outputs = _recorded(table.io)
+        self._after = Table(
             table.name(),
             table.metadata,
             table.metadata_location,
@@ -102,7 +102,7 @@ class SnapshotCommit:
             self._once,  # type: ignore[arg-type]  # it has what a transaction calls
             table.config,
         )
-        self._transaction = Transaction(self._loaded)
+        self._transaction = Transaction(self._after)
         update = self._transaction.update_snapshot(snapshot_properties=summary, branch=_BRANCH)
         merges = table.properties.get("commit.manifest-merge.enabled", "false").lower() == "true"
         self._merges = merges and not replaces
@@ -115,18 +115,23 @@ class SnapshotCommit:
         return self._once.sent
 
     @property
-    def merged(self) -> bool:
-        """Whether manifests were merged: PyIceberg leaves the one of the added files there, which nobody names."""
-        return self._merges and self._outputs.manifests > 1
+    def manifests(self) -> tuple[str, ...]:
+        """The names of the manifests that were written so far."""
+        return tuple(self._outputs.manifests)
 
     @property
-    def committed(self) -> Table:
-        """The table after the commit."""
-        return self._loaded
+    def merged(self) -> bool:
+        """Whether manifests were merged: PyIceberg leaves the one of the added files there, which nobody names."""
+        return self._merges and len(self.manifests) > 1
 
-    def attempt(self) -> Attempt:
-        """What is to be noted before anything is written."""
-        table, branch = self._table, self._table.snapshot_by_name(_BRANCH)
+    @property
+    def after(self) -> Table:
+        """The table after the commit."""
+        return self._after
+
+    def attempt(self, rewritten: Sequence[str] = ()) -> Attempt:
+        """What is to be noted before anything is written. `rewritten` as in `Attempt`."""
+        table, branch = self._before, self._before.snapshot_by_name(_BRANCH)
         return Attempt(
             job=self._marker.job,
             generation=self._marker.generation,
@@ -139,6 +144,7 @@ class SnapshotCommit:
             table=str(table.metadata.table_uuid),
             data=data_folder(table.metadata),
             metadata=metadata_folder(table),
+            rewritten=tuple(rewritten),
         )
 
     def send(self, added: Sequence[DataFile], replaced: Sequence[DataFile] = ()) -> None:
@@ -153,29 +159,32 @@ class SnapshotCommit:
                 self._producer.delete_data_file(file)
             for file in added:
                 self._producer.append_data_file(file)
-        number = str(self._table.metadata.next_sequence_number())
+        number = str(self._before.metadata.next_sequence_number())
         self._transaction.set_properties({key: text, sequence_key(self._marker.job): number})
         self._transaction.commit_transaction()
 
 
-def _counted(io: FileIO) -> Any:
-    """The same files, with `manifests`: how many of them were written."""
+def _recorded(io: FileIO) -> Any:
+    """The same files, with `manifests`: the names of those that were written, or begun."""
     from pyiceberg.io import FileIO, InputFile, OutputFile
 
-    class Counted(FileIO):
-        manifests = 0
+    class Recorded(FileIO):
+        def __init__(self) -> None:
+            super().__init__(io.properties)
+            self.manifests: list[str] = []
 
         def new_input(self, location: str) -> InputFile:
             return io.new_input(location)
 
         def new_output(self, location: str) -> OutputFile:
-            self.manifests += is_manifest(location)
+            if is_manifest(location):
+                self.manifests.append(location.rpartition("/")[2])
             return io.new_output(location)
 
         def delete(self, location: str | InputFile | OutputFile) -> None:
             io.delete(location)
 
-    return Counted(io.properties)
+    return Recorded()
 
 
 class _CommitsOnce:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +81,7 @@ class DataFiles:
             raise ValueError(f"the table has no schema {schema_id}")
         return compute_statistics_plan(schema, self.table.properties), parquet_path_to_id_mapping(schema)
 
-    def write(self, tables: Sequence[pa.Table], names: Iterator[str], place: str) -> list[DataFile]:
+    def write(self, tables: Sequence[pa.Table], new_name: Callable[[], str], place: str) -> list[DataFile]:
         """Write rows to new data files. Those of tables with the same columns go into the same files."""
         by_layout: dict[Layout, list[pa.Table]] = {}
         for rows in tables:
@@ -90,12 +90,12 @@ class DataFiles:
         for layout, some in by_layout.items():
             batches = (one for rows in some for one in rows.to_batches(max_chunksize=_BATCH))
             for written in written_locally(partial(write_files, batches, layout, place=place)):
-                name = next(names)
+                name = new_name()
                 self._storage.upload(written.path, name)
                 files.append(self.of(name, written.rows, written.partition, layout.schema_id))
         return files
 
-    def written_anew(self, file: SinkFile, names: Iterator[str], place: str) -> list[DataFile]:
+    def written_anew(self, file: SinkFile, new_name: Callable[[], str], place: str) -> list[DataFile]:
         """New data files with the rows of a staged file, for a table that is partitioned in another way now."""
         path = file.staged if self._storage.exists(file.staged) else file.final
         with self.table.io.new_input(f"{self._folder}/{path}").open() as stream:
@@ -106,7 +106,7 @@ class DataFiles:
             for field in rows.schema
             if field.metadata[FIELD_ID] in columns
         }
-        return self.write([rows.select(list(still)).rename_columns(list(still.values()))], names, place)
+        return self.write([rows.select(list(still)).rename_columns(list(still.values()))], new_name, place)
 
     def without(self, rows: pa.Table, keys: Sequence[str]) -> tuple[list[DataFile], list[pa.Table]]:
         """The data files that hold keys of `rows`, and what is in them beside these keys."""

@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeVar
@@ -21,12 +21,12 @@ from strandline.errors import (
     NotFoundError,
     SinkError,
     SinkFilesMissingError,
+    StorageError,
 )
 from strandline.sinks.base import SinkContext
 from strandline.sinks.iceberg.attempts import AttemptNotes
 from strandline.sinks.iceberg.catalogues import open_catalogue, translated
 from strandline.sinks.iceberg.commits import MovedError, read_marker
-from strandline.sinks.iceberg.committed_files import CommittedFiles
 from strandline.sinks.iceberg.data_files import (
     FileHandle,
     Layout,
@@ -35,6 +35,7 @@ from strandline.sinks.iceberg.data_files import (
     open_folder,
 )
 from strandline.sinks.iceberg.loading import DataFiles
+from strandline.sinks.iceberg.noted_commits import NotedCommits
 from strandline.sinks.iceberg.schemas import DoesNotFitError, table_columns
 from strandline.sinks.local_folders import check_folder
 from strandline.sinks.marked import MarkedTarget, Marker
@@ -80,7 +81,7 @@ class IcebergTarget(MarkedTarget):
         self._keys = tuple(sink.keys)
         self._options = options
         self._checkpoints = open_storage(context.checkpoint_dir, dict(context.storage_options))
-        self._files = CommittedFiles(
+        self._commits = NotedCommits(
             AttemptNotes(self._checkpoints, self.job, self.place), options, self.place, self._errors
         )
         self._catalogue: Catalog | None = None
@@ -135,13 +136,13 @@ class IcebergTarget(MarkedTarget):
         with self._errors():
             moved = False
             described: _Described = {}
-            for attempt in range(_TRIES):
-                if attempt:
-                    time.sleep(random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt))
+            for tried in range(_TRIES):
+                if tried:
+                    time.sleep(random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**tried))
                 table = self._loaded()
                 found = self._marker(table)
                 if moved:
-                    self._files.settle_open(table)
+                    self._settle_own(table)
                     if found == marker:
                         return  # the commit came through, and only its answer said that it had not
                 self.check_not_moved(found, replaces)
@@ -153,19 +154,21 @@ class IcebergTarget(MarkedTarget):
                 except MovedError:
                     moved = True
                     continue
-                if self._files.open:
-                    self._files.settle_open(self._loaded())
+                self._commits.settle_own(self._loaded)
                 if staged:
                     self._follow(table)
                 return
-            self._files.settle_open(self._loaded())
+            self._commits.settle_own(self._loaded)
         raise SinkError(
             f"{self.place}: {_TRIES} commits of job {self.job!r} in a row failed, because other writers of the table "
             "were faster"
         )
 
+    def _settle_own(self, table: Table) -> None:
+        self._commits.settle_own(lambda: table)
+
     def settle(self, generation: Generation) -> None:
-        self._files.settle(generation, self._loaded)
+        self._commits.settle_earlier(generation, self._loaded)
 
     # --- the table --------------------------------------------------------------------------------
 
@@ -263,6 +266,8 @@ class IcebergTarget(MarkedTarget):
             self._leave_layout(table)
         except IncompatibleCheckpointError as error:
             logger.warning("job %s goes on with the columns that the table had at its start: %s", self.job, error)
+        except StorageError as error:  # the commit took effect, and tasks know of the table as it was
+            logger.warning("job %s tells its tasks of a change of %s later: %s", self.job, self.place, error)
 
     # --- appends ----------------------------------------------------------------------------------
 
@@ -288,13 +293,11 @@ class IcebergTarget(MarkedTarget):
                 raise SinkFilesMissingError(f"{self.place}: {error}") from error
             described[spec_id] = self._at_once(lambda both: [self._described(files, *both)], fitting)
 
-        def write(names: Iterator[str]) -> list[DataFile]:
-            anew = self._at_once(lambda file: files.written_anew(file, names, self.place), others)
+        def write(new_name: Callable[[], str]) -> list[DataFile]:
+            anew = self._at_once(lambda file: files.written_anew(file, new_name, self.place), others)
             return [*described[spec_id], *anew]
 
-        self._files.commit(table, marker, write)
-        # An earlier try may have given them their final names, when the table had their partitioning.
-        self.staging.delete([msgspec.structs.replace(file, staged=file.final) for file in others])
+        self._commits.commit(table, marker, write, rewritten=[file.final for file in others])
 
     @staticmethod
     def _at_once(call: Callable[[T], Sequence[DataFile]], things: Sequence[T]) -> list[DataFile]:
@@ -316,10 +319,10 @@ class IcebergTarget(MarkedTarget):
         """Rewrite the data files that hold keys of the rows, without these keys and with the rows."""
         batches = list(rows_of(self._checkpoints, staged, self._schema.names))
         if not batches:
-            self._files.commit(table, marker, lambda _names: [])
+            self._commits.commit(table, marker, lambda _new_name: [])
             return
         self._layout(table)  # somebody may have dropped or renamed a column
         rows = last_rows(pa.Table.from_batches(batches), self._keys)
         files = DataFiles(table, self._folder(table))
         replaced, kept = files.without(rows, self._keys)
-        self._files.commit(table, marker, lambda names: files.write([rows, *kept], names, self.place), replaced)
+        self._commits.commit(table, marker, lambda new_name: files.write([rows, *kept], new_name, self.place), replaced)

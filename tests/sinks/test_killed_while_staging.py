@@ -128,6 +128,9 @@ def test_only_folders_that_look_like_ours_are_deleted(tmp_path: Path) -> None:
     old.mkdir()
     long_ago = time.time() - 2 * local_scratch._WITHOUT_LOCK
     os.utime(old, (long_ago, long_ago))
+    users = tmp_path / "strandline-sink-output"
+    (users / "day=1").mkdir(parents=True)
+    os.utime(users, (long_ago, long_ago))
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / ".lock").touch()
@@ -139,6 +142,7 @@ def test_only_folders_that_look_like_ours_are_deleted(tmp_path: Path) -> None:
         "strandline-sink-file",
         "strandline-sink-link",
         "strandline-sink-new",
+        "strandline-sink-output",
     ]
 
 

@@ -23,7 +23,7 @@ from typing import IO
 _PREFIX = "strandline-sink-"
 _LOCK = ".lock"
 _WITHOUT_LOCK = 3600.0
-"""Seconds after which a folder without a lock is deleted: its process was killed before it made one."""
+"""Seconds after which an empty folder without a lock is deleted: its process was killed before it made one."""
 
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 
@@ -88,7 +88,7 @@ def _delete_if_abandoned(folder: Path) -> None:
         descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:
         if time.time() - status.st_mtime > _WITHOUT_LOCK:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.rmdir()  # what is not empty has another owner
         return
     with open(descriptor, "rb") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

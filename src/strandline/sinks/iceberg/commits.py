@@ -228,6 +228,10 @@ class _CommitsOnce:
                 return self._catalog.commit_table(table, requirements, updates)
         except CommitFailedException as error:
             raise MovedError from error
+        except ValueError as error:
+            if "older than last sequence number" not in str(error):
+                raise
+            raise MovedError from error  # PyIceberg's words for a commit to another branch that came in between
 
     @contextmanager
     def _metadata_named(self) -> Iterator[None]:

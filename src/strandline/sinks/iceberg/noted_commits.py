@@ -124,7 +124,7 @@ class NotedCommits:
         """Delete what an attempt has left, and its note. `generation` does it for an earlier one."""
         own = self._open.get(attempt)
         try:
-            found = outcome(attempt, table)
+            found = outcome(attempt, table, own=own is not None)
             if found is Outcome.UNDECIDED:
                 return
             if found is Outcome.TOOK_EFFECT:

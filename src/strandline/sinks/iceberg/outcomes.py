@@ -33,15 +33,18 @@ class CannotTellError(Exception):
     """It cannot be told, now or later, which files of an attempt nobody needs. The text says why."""
 
 
-def outcome(attempt: Attempt, table: Table) -> Outcome:
+def outcome(attempt: Attempt, table: Table, *, own: bool) -> Outcome:
     """What the table says about an attempt of a driver that has ended, or been fenced, before the table was loaded.
 
+    `own` says whether it is this driver's own, which sends nothing any more. Of another driver there is only a note.
     Reads the manifests that are newer than the attempt. Raises `CannotTellError`.
     """
     if attempt.table != str(table.metadata.table_uuid):
         raise CannotTellError("the table was made anew since then")
     if (attempt.data, attempt.metadata) != (data_folder(table.metadata), metadata_folder(table)):
         raise CannotTellError("the table has its files in other folders since then")
+    if attempt.sequence > table.metadata.next_sequence_number():
+        raise CannotTellError("the table has not come to the state for which the note says that they were written")
     if any(one.snapshot_id == attempt.snapshot or attempt.commit in one.manifest_list for one in table.snapshots()):
         return Outcome.TOOK_EFFECT
     newest = table.snapshot_by_name("main")
@@ -50,6 +53,16 @@ def outcome(attempt: Attempt, table: Table) -> Outcome:
     later = [one for one in table.snapshots() if (one.sequence_number or 0) >= attempt.sequence]
     # The snapshot may have expired. Its files live on in later ones.
     if any(_refers(manifest, attempt, table) for manifest in _manifests(later, table, attempt.sequence)):
+        return Outcome.TOOK_EFFECT
+    if own:
+        return Outcome.FAILED
+    if not attempt.sequence:
+        # A driver that stood still may send its commit late. If the table was rolled back meanwhile to the snapshot
+        # that the commit wants, only numbers would refuse it.
+        raise CannotTellError("the table is of version 1, and does not number its snapshots")
+    # A note that was made up may say another state of the table than that of the commit whose files it names.
+    newest_lists = _manifests(list(table.snapshots())[-_MOST_SNAPSHOTS:], table, 0)
+    if any(attempt.commit in manifest.manifest_path for manifest in newest_lists):
         return Outcome.TOOK_EFFECT
     return Outcome.FAILED
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 BATCH: Final = "5 seconds"
 """How long a batch of Spark's real-time mode is: the least that Spark takes. Its default is five minutes."""
 _MANY: Final = 100_000
+_LOOK: Final = 0.2
+"""For how many seconds a consumer gathers so many messages, also if there are no more."""
 _APART: Final = 1e6
 """More seconds than a measurement takes."""
 
@@ -141,7 +143,7 @@ def _counts(broker: KafkaBroker, topic: str) -> Iterator[tuple[Int64s, Int64s, F
     try:
         over = False
         while not over:
-            some = consumer.consume(_MANY, 30)
+            some = consumer.consume(_MANY, _LOOK)
             rows = [one for one in some if one.error() is None]
             over = any((error := one.error()) is not None and error.code() == KafkaError._PARTITION_EOF for one in some)
             keys = np.array([int(one.key() or b"0") for one in rows], np.int64)

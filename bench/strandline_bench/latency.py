@@ -387,7 +387,8 @@ def show(result: dict[str, Any], console: Console) -> None:
     """Print the figures of `run` as tables."""
     for rate, modes in result["rates"].items():
         table = Table(
-            title=f"{int(rate):,} rows/s: arrival to durable (output: to a CallbackSink), ms", title_justify="left"
+            title=f"{int(rate):,} rows/s: arrival to durable (output: to a CallbackSink, or to a topic), ms",
+            title_justify="left",
         )
         for column in ("", "p50", "p90", "p99", "max", "output p50", "output p99", "batch p50", "batch p99"):
             table.add_column(column, justify="left" if not column else "right")

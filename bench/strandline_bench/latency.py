@@ -52,6 +52,8 @@ MODES: Final = ("realtime", "direct", "spark-shuffle", *OF_SPARK)
 """Our job in real time, with rows delivered straight to the slots, and through Spark's shuffle; Spark's operator."""
 CALLED: Final = ("realtime", "direct")
 """The modes whose output is also measured at a `CallbackSink`, and which are measured at full speed."""
+VISIBLE_AFTER: Final = "1s"
+"""In real time, the interval of checkpoints: epochs are durable without them, and rows become visible with them."""
 TRANSFER_MS: Final = 2.0
 """In real time, Spark gathers the rows that a partition gets in so many milliseconds."""
 REHEARSAL_S: Final = 4.0
@@ -175,6 +177,8 @@ class _Measured:
             "durable_ms": percentiles(latencies_ms(seen.made, numbers, seen.covered, seen.durable_at)),
             "batch_ms": percentiles(seen.batch_ms),
         }
+        if seen.visible is not None:
+            figures["visible_ms"] = percentiles(latencies_ms(seen.made, numbers, *seen.visible))
         if seen.output_at is not None:
             arrived = Pace(seen.made.start_us, rate).arrivals_us(numbers) / 1e6
             figures["output_ms"] = percentiles((seen.output_at[numbers] - arrived) * 1000)
@@ -272,7 +276,9 @@ class _Measured:
 
     def _strandline(self, topic: str, folder: Path, stream: Callable[[], Stream], rate: int) -> Seen:
         sink = sl.ParquetSink(str(folder / "out"))
-        job, ends_of = self._job(topic, folder, rate, sink, checkpoint_interval="10ms")
+        job, ends_of = self._job(
+            topic, folder, rate, sink, checkpoint_interval=VISIBLE_AFTER if self._mode == "realtime" else "10ms"
+        )
         with job.start() as run:
             (query,) = self._spark.streams.active
             made, seen = _produced(stream, run.checkpoints)
@@ -283,9 +289,17 @@ class _Measured:
         completed = sorted(
             (one.batch_id % BATCHES_PER_GENERATION, end_of(one)) for one in seen.values() if one.status == "completed"
         )
-        covered = np.array([ends[batch] for batch, _at in completed if batch in ends], np.int64)
+        visible = [(batch, at) for batch, at in completed if batch in ends]
         _check(folder / "out", made)
-        return Seen(made, covered, [at for batch, at in completed if batch in ends], batch_ms)
+        durable = sorted(self._epochs.durable_at.items()) if self._mode == "realtime" else visible
+        covered, covered_visibly = (np.array([ends[one] for one, _at in some], np.int64) for some in (durable, visible))
+        return Seen(
+            made,
+            covered,
+            [at for _one, at in durable],
+            batch_ms,
+            visible=(covered_visibly, [at for _one, at in visible]),
+        )
 
     def _spark_operator(self, topic: str, folder: Path, stream: Callable[[], Stream], _rate: int) -> Seen:
         produced = lambda: _produced(stream, list)[0]  # noqa: E731
@@ -299,6 +313,8 @@ class _Epochs(sl.RunListener):
     def __init__(self, topic: str, partitions: int) -> None:
         self.ends: dict[int, list[int]] = {}
         self.durations_ms: list[float] = []
+        self.durable_at: dict[int, float] = {}
+        """When somebody heard that the epoch is durable."""
         self._topic = topic
         self._partitions = partitions
 
@@ -306,6 +322,7 @@ class _Epochs(sl.RunListener):
         ends = progress["sources"][0]["endOffset"].get(self._topic, {})
         number = progress["batchId"] % BATCHES_PER_GENERATION
         self.ends[number] = [int(ends.get(str(one), 0)) for one in range(self._partitions)]
+        self.durable_at[number] = time.time()
         self.durations_ms.append(progress["batchDuration"])
 
 

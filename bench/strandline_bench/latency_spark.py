@@ -52,6 +52,8 @@ class Seen:
     batch_ms: list[float]
     output_at: Float64s | None = None
     """When the count that a message made was written, for every message, if that was earlier than durable."""
+    visible: tuple[Int64s, list[float]] | None = None
+    """As `covered` and `durable_at`, for the checkpoints that made rows visible."""
 
 
 def run_operator(

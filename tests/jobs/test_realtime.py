@@ -21,6 +21,7 @@ import strandline as sl
 from strandline.errors import JobDefinitionError, SlotLostError, SourceDataLostError, StrandlineError
 from strandline.pyspark_releases import has_realtime
 from strandline.runtime.driver.cluster import Cluster
+from strandline.runtime.driver.realtime.slots import EpochSlots
 from strandline_bench.servers.kafka import KafkaBroker
 from tests.jobs.chain import chain, check
 from tests.jobs.driver import Driver
@@ -193,13 +194,13 @@ def test_a_run_begins_again_where_it_began_and_no_checkpoint_follows_a_commit_th
     runs: list[sl.JobRun],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All slots have the epoch, and the driver does not learn it. There is no checkpoint yet to go back to."""
+    """All slots have prepared an epoch, and the driver does not learn it. There is no checkpoint yet to go back to."""
     topic = kafka.create_topic(partitions=1)
     place = KafkaPlace(tmp_path, spark, kafka.servers, topic, startingOffsets="latest")
-    fails, failing, real = threading.Event(), threading.Event(), Cluster.commit
+    fails, failing, real = threading.Event(), threading.Event(), EpochSlots.prepare
 
-    def commit(cluster: Cluster, batch: int, barrier: Any = None) -> Any:
-        answer = real(cluster, batch, barrier)
+    def prepare(slots: EpochSlots, *request: Any) -> Any:
+        answer = real(slots, *request)
         if fails.is_set():
             fails.clear()
             failing.set()
@@ -207,7 +208,7 @@ def test_a_run_begins_again_where_it_began_and_no_checkpoint_follows_a_commit_th
             raise SlotLostError("the answers were lost")
         return answer
 
-    monkeypatch.setattr(Cluster, "commit", commit)
+    monkeypatch.setattr(EpochSlots, "prepare", prepare)
     options: dict[str, Any] = {"restart_strategy": "fixed-delay", "restart_delay": "0s"}
     job = place.sums(EachRow(), latency_mode="realtime", changelog=True, checkpoint_interval="1h", **options)
     runs.append(run := job.start())

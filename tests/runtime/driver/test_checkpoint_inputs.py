@@ -56,7 +56,7 @@ def test_the_position_of_the_restored_batch_is_the_restored_one() -> None:
 
 
 def test_an_aborted_checkpoint_has_no_inputs(inputs: CheckpointInputs) -> None:
-    noted = Inputs(captured(1), [file_of(1)])
+    noted = Inputs(captured(1), 1)
     inputs.note(7, noted)
     assert inputs.of(7) == noted
     inputs.end(7)

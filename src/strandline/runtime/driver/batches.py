@@ -262,7 +262,7 @@ class Batches:
                 self._jobs = None
                 for name in (JOB_GROUP, *PROPERTIES):  # the thread is the caller's
                     context.setLocalProperty(name, None)  # type: ignore[arg-type]  # None removes it
-            self._call_back(batch)
+            self._call_back(batch, self._take_pushed())
             self._commit(spark_batch, files, began.steady, self._clock.of_drain(), {}, {}, reported=False)
 
     def _in_rounds(self, context: SparkContext, batch: int, when: BatchTime, evaluate: Callable[[Round], Made]) -> Made:
@@ -429,9 +429,15 @@ class Batches:
                     self._counts[operator, index] = status.counts[operator]
                     self._protocol.prepared(operator, index, status.incarnation, round_, None)
 
-    def _call_back(self, batch: int) -> None:
-        """Hand the output of the prepared batch to the callbacks, before any checkpoint can cover it."""
+    def _take_pushed(self) -> Mapping[int, Sequence[PushedRows]]:
         pushed, self._pushed = self._pushed, {}
+        return pushed
+
+    def _call_back(self, batch: int, pushed: Mapping[int, Sequence[PushedRows]]) -> None:
+        """Hand the output of a prepared batch, which slots have `pushed`, to the callbacks.
+
+        No checkpoint may cover it yet.
+        """
         for (operator, output), functions in self._outlets.callbacks.items():
             streams = [
                 rows.stream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SinkFile, SourcePosition
@@ -24,7 +24,8 @@ class Inputs:
     """What one checkpoint records."""
 
     position: SourcePosition
-    sink_files: list[SinkFile]
+    batch: int
+    """The last batch that it covers."""
 
 
 class CheckpointInputs:
@@ -64,6 +65,10 @@ class CheckpointInputs:
         """A batch was committed; its rows are in `files`, which are staged."""
         self.committed = committed
         self._uncovered += [(committed.batch, file) for file in files]
+
+    def add_staged(self, staged: Iterable[tuple[int, list[SinkFile]]]) -> None:
+        """Rows of committed epochs are staged, each with the last epoch that it may hold."""
+        self._uncovered += [(batch, file) for batch, files in staged for file in files]
 
     def sink_files(self, batch: int) -> list[SinkFile]:
         """The staged files up to `batch` that no completed checkpoint covers."""

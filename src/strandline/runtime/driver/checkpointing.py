@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.decisions import FailDecision
@@ -81,6 +81,8 @@ class Checkpoints:
         self.failure: StrandlineError | None = None
         self.commit_lock = threading.RLock()
         """Held by whoever commits a batch or takes a barrier."""
+        self.before_barrier: Callable[[], None] = lambda: None
+        """Called before a barrier, with the commit lock held: in real time, slots may be told of a commit later."""
         self._coordinator = coordinator
         self._cluster = cluster
         self._shape = shape
@@ -107,6 +109,8 @@ class Checkpoints:
         self._closed = False
         self._suspended = False
         """Whether no checkpoint may begin."""
+        self._sleeps_until = -math.inf
+        """Until when the checkpoint thread sleeps if nobody wakes it."""
         self._thread = threading.Thread(target=self._loop, daemon=True, name="checkpoints")
 
     def start(self) -> None:
@@ -195,7 +199,17 @@ class Checkpoints:
         with self._wake:
             self._coordinator.committed(batch, began)
             self._inputs.add(CommittedBatch(batch, spark_batch), files)
-            self._wake.notify_all()
+            if self._coordinator.due_at() < self._sleeps_until:
+                self._wake.notify_all()
+
+    def stages(self, stage: Callable[[int], list[tuple[int, list[SinkFile]]]]) -> None:
+        """Have a checkpoint call `stage` for the rows that it publishes; see `Completion.stage`."""
+        self._completion.stage = stage
+
+    def staged(self, staged: list[tuple[int, list[SinkFile]]]) -> None:
+        """Rows of committed epochs were staged; see `StagedRows.stage`."""
+        with self._lock:
+            self._inputs.add_staged(staged)
 
     def begin_with_commit(self, batch: int, began: float, *, wanted: bool = False) -> Barrier | None:
         """Begin a checkpoint whose barrier comes with the commit of `batch`; None if none is due, or can be.
@@ -224,8 +238,7 @@ class Checkpoints:
                 return  # aborted meanwhile
             covered = self._inputs.committed
             assert covered is not None
-            files = self._inputs.sink_files(covered.batch)
-        self._barrier(checkpoint_id, covered, files, partial(self._take_answers, committed))
+        self._barrier(checkpoint_id, covered, partial(self._take_answers, committed))
 
     def _take_answers(self, committed: Collection[CommittedSlot], checkpoint_id: int) -> None:
         refused = next((one.refused for one in committed if one.refused is not None), None)
@@ -349,7 +362,10 @@ class Checkpoints:
                 with self._wake:
                     if self._closed:
                         return
-                    self._wake.wait(self._pause())
+                    pause = self._pause()
+                    self._sleeps_until = time.monotonic() + pause
+                    self._wake.wait(pause)
+                    self._sleeps_until = -math.inf
                 with self._lock:
                     expired = self._coordinator.expire(time.monotonic())
                 for checkpoint_id in expired:
@@ -432,8 +448,9 @@ class Checkpoints:
 
     def _trigger_if_due(self) -> None:
         with self.commit_lock:
-            if self._closed or self._suspended or self.failure is not None:
+            if self._closed or self._suspended or self.failure is not None or not self._wants_barrier():
                 return
+            self.before_barrier()
             while self._savepoints:
                 self._trigger_savepoint()
             with self._lock:
@@ -442,21 +459,32 @@ class Checkpoints:
                     return
                 committed = self._inputs.committed
                 assert committed is not None
-                files = self._inputs.sink_files(committed.batch)
-            self._barrier(begun.id, committed, files, partial(self._freeze_for_checkpoint, full=begun.full))
+            self._barrier(begun.id, committed, partial(self._freeze_for_checkpoint, full=begun.full))
+
+    def _wants_barrier(self) -> bool:
+        """Whether a savepoint or a checkpoint should begin now."""
+        with self._lock:
+            batch = self._inputs.batch
+            return bool(self._savepoints) or (batch is not None and self._why_now(batch, wanted=False) is not None)
+
+    def _why_now(self, batch: int, *, wanted: bool) -> Literal["forced", "due"] | None:
+        """Why a checkpoint may begin after `batch` now; None if it may not. The caller holds the lock."""
+        now = time.monotonic()
+        wanted = wanted or self._waiters.requested
+        if wanted and self._coordinator.should_trigger(now, batch, forced=True):
+            return "forced"
+        return "due" if self._coordinator.should_trigger(now, batch) and not self._cluster.suspects() else None
 
     def _begin_if_due(self, batch: int | None, *, wanted: bool = False) -> _Begun | None:
         """Begin a checkpoint with its barrier after `batch`, the last one that is decided, if it is wanted or due.
 
         The caller holds both locks.
         """
-        now = time.monotonic()
-        wanted = wanted or self._waiters.requested
-        forced = wanted and self._coordinator.should_trigger(now, batch, forced=True)
-        due_now = self._coordinator.should_trigger(now, batch) and not self._cluster.suspects()
-        if batch is None or not (forced or due_now):
+        why = None if batch is None else self._why_now(batch, wanted=wanted)
+        if batch is None or why is None:
             return None
-        due = now if forced else self._coordinator.due_at()
+        now = time.monotonic()
+        due = now if why == "forced" else self._coordinator.due_at()
         pending = self._coordinator.trigger(now, due, batch, epoch=time.time() - now)
         return _Begun(pending.id, self._waiters.begin_checkpoint(pending.id))
 
@@ -479,18 +507,15 @@ class Checkpoints:
             )
             self._waiters.begin_savepoint(pending.id, future)
             self._savepoints.begin(pending.id, target)
-            files = self._inputs.sink_files(committed.batch)
         freeze = partial(self._cluster.savepoint, target=target, timeout=self._timeout)
-        self._barrier(pending.id, committed, files, freeze)
+        self._barrier(pending.id, committed, freeze)
 
-    def _barrier(
-        self, checkpoint_id: int, committed: CommittedBatch, files: list[SinkFile], freeze: Callable[[int], None]
-    ) -> None:
+    def _barrier(self, checkpoint_id: int, committed: CommittedBatch, freeze: Callable[[int], None]) -> None:
         """The synchronous part of a checkpoint. The caller holds the commit lock, so no commit comes in between."""
         try:
             position = self._inputs.position(committed)
             with self._lock:
-                self._inputs.note(checkpoint_id, Inputs(position, files))
+                self._inputs.note(checkpoint_id, Inputs(position, committed.batch))
             freeze(checkpoint_id)
         except SlotLostError as error:
             log.warning("job %s, checkpoint %d: %s", self._shape.job, checkpoint_id, error)

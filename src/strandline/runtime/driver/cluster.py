@@ -19,6 +19,7 @@ from strandline.errors import SlotLostError, StaleAttemptError, StrandlineError
 from strandline.runtime.driver.deployment import NO_RESTORE_POINT, Deployment, RestorePoint
 from strandline.runtime.driver.durable_segments import DurableSegments
 from strandline.runtime.driver.placement import rescaled_homes, spread
+from strandline.runtime.driver.realtime.slots import EpochSlots
 from strandline.runtime.driver.recoveries import (
     KEPT_RECOVERIES,
     Began,
@@ -59,6 +60,7 @@ from strandline.runtime.protocol.slot_calls import (
     Prepare,
     PrepareEmpty,
     Query,
+    SlotClient,
     SlotStatus,
 )
 from strandline.runtime.protocol.taskmanager_calls import (
@@ -67,6 +69,7 @@ from strandline.runtime.protocol.taskmanager_calls import (
     CheckpointCompleted,
     CommitBatch,
     CommittedSlot,
+    DurableSegment,
     ForSlots,
     OlderSlots,
     PreparedSlot,
@@ -92,6 +95,10 @@ CLOSE_PATIENCE = 20.0
 """Seconds that task managers get to stop their slots and to delete files, at the end of a run."""
 JOB_GROUP = "spark.jobGroup.id"
 """The local property of Spark by which jobs are cancelled together."""
+
+SLOT_PATIENCE = 10
+"""After how many times the heartbeat timeout the driver gives up a slot that it calls itself. The slot's task manager
+is quicker, and can tell a frozen slot from a busy one."""
 
 Asked = TypeVar("Asked")
 Told = TypeVar("Told")
@@ -503,16 +510,38 @@ class Cluster(CoordinatorCalls):
         """Begin a round: what slots prepared for the batch is void."""
         self._every_slot(TaskManagerClient.discard, BatchRound(batch, round_))
 
-    def commit(self, batch: int, barrier: Barrier | None = None) -> dict[int, CommittedSlot]:
+    def commit(
+        self, batch: int, barrier: Barrier | None = None, durable: Sequence[DurableSegment] = ()
+    ) -> dict[int, CommittedSlot]:
         """Have every slot make a decided batch its state. Returns when each slot next has something to do.
 
         With the changelog a `barrier` may go with it, which is taken after the batch. Then the acknowledgements that
-        are ready at once are returned, too.
+        are ready at once are returned, too. `durable` are the segments of epochs, up to this one, that the task
+        managers have not heard of.
         """
         with self._lock:  # a checkpoint may be completed at this moment
             self._check_current(batch)
             self._segments.decided(batch, self.run.changelog is not None)
-        return self._every_slot(TaskManagerClient.commit, CommitBatch(batch, barrier))
+            self._segments.take_in(durable)
+        return self._every_slot(TaskManagerClient.commit, CommitBatch(batch, barrier, list(durable)))
+
+    def epoch_slots(self) -> EpochSlots:
+        """Calls to all slots of this generation without their task managers."""
+        deployment = self._deployment
+        assert deployment is not None
+        generation = deployment.generation
+        clients = {
+            index: SlotClient(
+                place.address,
+                self._secret,
+                self._run_id,
+                lambda: generation,
+                patience=SLOT_PATIENCE * self.run.heartbeat_timeout,
+                tls=self._tls,
+            )
+            for index, place in sorted(self._places.items())
+        }
+        return EpochSlots(clients, deployment.levels, self.addresses)
 
     def _check_current(self, batch: int) -> None:
         """Raises `SlotLostError` for a batch of an older generation: its thread has woken up late."""

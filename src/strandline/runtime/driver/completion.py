@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.decisions import CompletionDecision, CompletionPlan
-from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, all_files
+from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SinkFile, all_files
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs
 from strandline.runtime.driver.checkpoint_requests import SavepointRequests, Waiters
@@ -41,6 +41,8 @@ class Completion:
     savepoints: SavepointRequests
     lock: threading.RLock
     """The lock of `Checkpoints`, which protects the coordinator, the inputs and the requests."""
+    stage: Callable[[int], list[tuple[int, list[SinkFile]]]] = lambda _batch: []
+    """Stages rows of epochs up to a batch that nobody has staged; see `StagedRows.stage`."""
     abandoned: bool = False
     """Whether the generation was closed while the thread waited for storage. Then the thread tells nobody anything."""
     _last: CheckpointCompleted | None = None
@@ -95,7 +97,9 @@ class Completion:
             return None
         # Both may wait, for Spark and for storage, so this thread holds no lock.
         position, uploaded = self.inputs.store_logs(inputs.position, whole=whole)
+        staged = self.stage(inputs.batch)
         with self.lock:
+            self.inputs.add_staged(staged)
             if self.inputs.of(checkpoint_id) is not None:
                 return self.coordinator.prepare_completion(
                     checkpoint_id,
@@ -103,7 +107,7 @@ class Completion:
                     shape=self.shape,
                     source=position,
                     uploaded=uploaded,
-                    sink_files=inputs.sink_files,
+                    sink_files=self.inputs.sink_files(inputs.batch),
                     properties=with_positions(self.properties, self.commits.positions()),
                 )
         self.durable.tidy_up(uploaded)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from strandline.checkpoint.metadata import StateFile, last_batch
 from strandline.runtime.protocol.messages import SegmentUpload
+from strandline.runtime.protocol.taskmanager_calls import DurableSegment
 
 
 class DurableSegments:
@@ -49,6 +50,13 @@ class DurableSegments:
                     self._gap = batch
                 elif upload.file is not None:
                     self._files.setdefault(index, []).append((operator, upload.file))
+
+    def take_in(self, segments: Iterable[DurableSegment]) -> None:
+        """Note segments of committed epochs, in their order. They may be noted again."""
+        for one in segments:
+            known = self._files.setdefault(one.subtask, [])
+            if (one.operator, one.file) not in known:
+                known.append((one.operator, one.file))
 
     def truncate(self, batch: int) -> None:
         """Forget the segments up to `batch`: a completed checkpoint covers them."""

@@ -97,5 +97,5 @@ class MicroBatches(Batches):
 
         evaluate = partial(self._evaluate, rows, when)
         files = self._in_rounds(context, batch, when, evaluate)
-        self._call_back(batch)
+        self._call_back(batch, self._take_pushed())
         self._commit(spark_batch, files, began, when, self._read_seen(), self._count_reads())

@@ -61,8 +61,10 @@ from strandline.runtime.driver.realtime.query import (
     check_realtime,
     realtime_settings,
 )
+from strandline.runtime.driver.realtime.staged_rows import StagedRows
 from strandline.runtime.driver.realtime.topics import Topics, within
 from strandline.runtime.driver.recoveries import Began, Recovery, first_line, slot_recovery
+from strandline.runtime.driver.restore.epoch_log import EpochLog
 from strandline.runtime.driver.restore.position import capture, seed
 from strandline.runtime.driver.restore.registry_recovery import recover_registry
 from strandline.runtime.driver.restore.source_logs import SourceLogs, uploader, with_logs
@@ -497,6 +499,10 @@ class _Opening:
                 ),
                 ends=planned.topics.ends,
                 cores=run.spark.sparkContext.defaultParallelism,
+                rows=StagedRows(
+                    run.graph.stagers(run.job, run.cluster.run.storage.url, dict(self._config.storage_options))
+                ),
+                epoch_log=EpochLog.of(claim) if self._config.changelog else None,
             )
         return MicroBatches(
             run.cluster,

@@ -1,7 +1,7 @@
 """What relays and driver say to each other in real time, where a relay runs for long and its rows are cut into epochs.
 
-A relay that has rows asks the driver for its next cut. The driver answers when the epoch before is committed. The relay
-then delivers all rows that it has, and reports them: what it delivered, and how far it has read its source.
+A relay that has rows asks the driver for its next cut. The driver answers when it is ready for the next epoch. The
+relay then sends all rows that it has, and reports them: what it sent, and how far it has read its source.
 """
 
 from __future__ import annotations
@@ -59,6 +59,13 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
     """Ends the rows of one cut in an exchange that goes on."""
 
     batch: int
-    exchange: str
-    """Names the delivery; see `Delivery.exchange`."""
     rows: int
+
+    def delivery_of(self, exchange: str) -> str:
+        """What `Delivery.exchange` calls the section of an exchange."""
+        return f"{exchange}.{self.batch}"
+
+
+def exchange_of(delivery: str) -> str:
+    """The exchange that brings a section; see `Section.delivery_of`."""
+    return delivery.partition(".")[0]

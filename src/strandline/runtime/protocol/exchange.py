@@ -10,8 +10,8 @@ that the relay reads. The relay sends all its rows for the slot, and how many th
 and keeps the rows until the driver names the deliveries that count, in `SlotCalls.prepare`. Slots deliver the output of
 a step to the slots of the next step in the same way.
 
-In real time such an exchange goes on for as long as the relay runs. A `Section` ends the rows of every cut, and the
-slot answers it with `RECEIVED`; see `cuts`.
+In real time such an exchange goes on for as long as the relay runs. A `Section` ends the rows of every cut. The slot
+does not answer it: an epoch waits for the sections that it names; see `cuts`.
 """
 
 from __future__ import annotations

@@ -73,6 +73,7 @@ class PushedRows(msgspec.Struct, frozen=True, array_like=True):
     """The side output; None for the main output."""
     stream: bytes
     """The rows as an Arrow stream."""
+    rows: int = 0
 
 
 class SlotStatus(msgspec.Struct, frozen=True):
@@ -162,6 +163,51 @@ class Prepare(msgspec.Struct, frozen=True):
     """Names where the slots are; see `Cluster.addresses`."""
     last: bool
     """Whether all operators of the slot are prepared then."""
+
+
+class PrepareEpoch(msgspec.Struct, frozen=True):
+    """Asks for the preparation of some operators with the rows of an epoch, in real time."""
+
+    batch: int
+    time: BatchTime
+    deliveries: list[Delivery]
+    """The rows that count. Some may still be on their way: the slot waits for them."""
+    steps: list[str]
+    """The operators. Those that read rows of these come with a later call."""
+    addresses: str
+    """Names where the slots are; see `Cluster.addresses`."""
+    last: bool
+    """Whether all operators of the slot are prepared then."""
+    commits: int | None = None
+    """The epoch before, if the slot has not been told that it is decided."""
+
+
+class EpochSegment(msgspec.Struct, frozen=True, array_like=True):
+    """What an epoch changed in one operator's state."""
+
+    operator: str
+    content: bytes
+    """The segment as it is stored."""
+    path: str
+    """The segment on the slot's disk."""
+
+
+class PreparedEpoch(msgspec.Struct, frozen=True, array_like=True):
+    """What a slot has prepared of an epoch, for the driver that makes it durable."""
+
+    incarnation: int
+    counts: dict[str, RowCounts]
+    """Of each operator that was asked for, as all that follows."""
+    timers: NextTimers
+    """What the operators wait for once the epoch is committed."""
+    forwarded: list[Delivery]
+    """As in `SlotStatus`."""
+    segments: list[EpochSegment] = []
+    """With the changelog. Without those that change nothing."""
+    rows: list[PushedRows] = []
+    """The output rows for sinks that are exactly once. The driver stages them with the next checkpoint."""
+    pushed: list[PushedRows] = []
+    """As in `SlotStatus`."""
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -280,6 +326,11 @@ class SlotCalls(ABC):
 
     @call(deadline=LONG)
     @abstractmethod
+    def prepare_epoch(self, request: PrepareEpoch) -> PreparedEpoch:
+        """Prepares some operators with the rows of an epoch, after it has committed the one before."""
+
+    @call(deadline=LONG)
+    @abstractmethod
     def discard(self, request: BatchRound) -> None:
         """Begins a round: what was prepared for the batch is void, and attempts of older rounds are refused."""
 
@@ -343,6 +394,9 @@ class SlotClient(Client, SlotCalls):
 
     def prepare(self, request: Prepare) -> SlotStatus:
         return self.carry_out(SlotCalls.prepare, request)
+
+    def prepare_epoch(self, request: PrepareEpoch) -> PreparedEpoch:
+        return self.carry_out(SlotCalls.prepare_epoch, request)
 
     def discard(self, request: BatchRound) -> None:
         return self.carry_out(SlotCalls.discard, request)

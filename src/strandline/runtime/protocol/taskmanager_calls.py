@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from strandline.checkpoint.metadata import FileHandle
+from strandline.checkpoint.metadata import FileHandle, StateFile
 from strandline.checkpoint.pending import SubtaskAck
 from strandline.runtime.protocol.address import Address
 from strandline.runtime.protocol.calls import FORWARDING, LONG, QUICK, Client, Nothing, call
@@ -113,12 +113,24 @@ class TakeCheckpoint(Barrier, frozen=True, kw_only=True):
     """Seconds for which the driver waits for the answer."""
 
 
+class DurableSegment(msgspec.Struct, frozen=True, array_like=True):
+    """A segment that the driver has made durable, in real time."""
+
+    operator: str
+    subtask: int
+    file: StateFile
+    path: str
+    """The segment on the slot's disk."""
+
+
 class CommitBatch(msgspec.Struct, frozen=True):
     """The decision that a batch is part of the state."""
 
     batch: int
     barrier: Barrier | None = None
     """With the changelog: a barrier that is taken after the batch, and needs no call of its own."""
+    durable: list[DurableSegment] = []
+    """In real time: the segments of the epochs that the task manager has not heard of."""
 
 
 class CommittedSlot(msgspec.Struct, frozen=True):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from strandline.errors import StaleAttemptError
+from strandline.errors import SlotLostError, StaleAttemptError, StrandlineError
 from strandline.runtime.delivery.deliveries import RowsForSlot
-from strandline.runtime.protocol.cuts import Section
+from strandline.runtime.protocol.cuts import Section, exchange_of
 from strandline.runtime.protocol.exchange import Delivery, ExchangeHeader
 from strandline.runtime.slot.kept_rows import KeptRows, MemoryLimit
 
@@ -30,7 +30,10 @@ class Inbox:
         self._spill = spill
         self._memory = MemoryLimit(memory_limit)
         self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
         self._kept: dict[str, tuple[BatchAndRound, KeptRows]] = {}
+        self._broken: dict[str, BaseException] = {}
+        """The errors of exchanges that went on, by name. Each ends a generation, and the slot with it."""
         self._floor: BatchAndRound = (-(1 << 62), 0)
         """Deliveries for an earlier round are void."""
 
@@ -51,11 +54,10 @@ class Inbox:
         header: ExchangeHeader,
         schema: pa.Schema,
         messages: Iterator[pa.RecordBatch | Section],
-        confirm: Callable[[], None],
     ) -> None:
         """Keep the rows of an exchange that goes on. A `Section` among `messages` ends the rows of one cut.
 
-        Calls `confirm` once a section is kept. Raises `StaleAttemptError` if the batch of a section is over.
+        Raises `StaleAttemptError` if the batch of a section is over.
         """
         rows = self._section(schema)
         try:
@@ -66,9 +68,13 @@ class Inbox:
                 if message.rows != rows.rows:
                     raise StaleAttemptError(f"the relay sent {message.rows} rows, {rows.rows} arrived")
                 rows.seal()
-                self._keep(header, message.exchange, (message.batch, 0), rows)
+                self._keep(header, message.delivery_of(header.exchange), (message.batch, 0), rows)
                 rows = self._section(schema)
-                confirm()
+        except BaseException as error:
+            with self._arrived:  # whoever waits for a section of this exchange waits in vain
+                self._broken[header.exchange] = error
+                self._arrived.notify_all()
+            raise
         finally:
             rows.discard()
 
@@ -84,13 +90,20 @@ class Inbox:
         return KeptRows(schema, self._memory, self._spill / f"input-{uuid.uuid4().hex}.arrow")
 
     def _keep(self, header: ExchangeHeader, exchange: str, of: BatchAndRound, rows: KeptRows) -> None:
-        with self._lock:
+        with self._arrived:
             self._check(header, of)
             self._kept[exchange] = (of, rows)
+            self._arrived.notify_all()
 
-    def rows(self, deliveries: Sequence[Delivery]) -> list[KeptRows]:
-        """The rows of these deliveries, in their order. Raises `StaleAttemptError` if one of them is not here."""
-        with self._lock:
+    def rows(self, deliveries: Sequence[Delivery], patience: float = 0.0) -> list[KeptRows]:
+        """The rows of these deliveries, in their order, once they are all here.
+
+        Raises `StaleAttemptError` if one of them is not here after `patience` seconds, and the error of the exchange
+        that would have brought it.
+        """
+        with self._arrived:
+            if patience:
+                self._arrived.wait_for(lambda: self._complete(deliveries), patience)
             found = []
             for one in deliveries:
                 _of, rows = self._kept.get(one.exchange, (None, None))
@@ -101,6 +114,14 @@ class Inbox:
                     )
                 found.append(rows)
             return found
+
+    def _complete(self, deliveries: Sequence[Delivery]) -> bool:
+        missing = [one.exchange for one in deliveries if one.exchange not in self._kept]
+        for name in missing:
+            error = self._broken.get(exchange_of(name))
+            if error is not None:
+                raise error if isinstance(error, StrandlineError) else SlotLostError(f"a relay is lost: {error}")
+        return not missing
 
     def drop(self, before: BatchAndRound) -> None:
         """Let go of what was delivered for earlier rounds, and refuse what arrives for them from now on."""

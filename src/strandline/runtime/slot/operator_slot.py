@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from strandline.runtime.protocol.cuts import Section
 from strandline.runtime.protocol.exchange import Delivery, ExchangeHeader
 from strandline.runtime.protocol.messages import Sealed, SlotSpec, SnapshotReport
 from strandline.runtime.protocol.side_outputs import combined, output_schema_of, rows_of
-from strandline.runtime.protocol.slot_calls import EARLIEST, OperatorFigures, PushedRows, RowCounts
+from strandline.runtime.protocol.slot_calls import EARLIEST, EpochSegment, OperatorFigures, PushedRows, RowCounts
 from strandline.runtime.slot.feed import Begin, Feed
 from strandline.runtime.slot.inbox import Inbox
 from strandline.runtime.slot.kept_rows import KeptRows, MemoryLimit
@@ -140,20 +140,36 @@ class OperatorSlot:
 
     def pushed(self) -> list[PushedRows]:
         """The rows of what is prepared that the driver wants itself."""
+        return self._output_of(self._pushed)
+
+    def rows_for_sinks(self) -> list[PushedRows]:
+        """The rows of what is prepared that somebody else stages for sinks."""
+        return self._output_of(dict.fromkeys(name for name, _stager in self._stagers))
+
+    def _output_of(self, names: Iterable[str | None]) -> list[PushedRows]:
+        """The rows of some outputs of what is prepared. An output without rows is left out."""
         held = self._prepared
         if held is None or not held.output.rows:
             return []
         found = []
-        for name in self._pushed:
+        for name in names:
             rows = list(rows_of(held.output.batches(), self.operator, name))
             if rows:
-                found.append(PushedRows(self.operator.uid, name, _as_stream(rows)))
+                found.append(PushedRows(self.operator.uid, name, _as_stream(rows), sum(one.num_rows for one in rows)))
         return found
 
     def sealed(self) -> Sealed | None:
         """The segment of what is prepared."""
         held = self._prepared
         return self._described(held.segment) if held else None
+
+    def segment(self) -> list[EpochSegment]:
+        """The segment of what is prepared with its bytes; nothing if it changes nothing."""
+        held = self._prepared
+        if held is None or not held.segment.entries:
+            return []
+        path = held.segment.path
+        return [EpochSegment(self.operator.uid, path.read_bytes(), str(path))]
 
     def _described(self, segment: Segment) -> Sealed:
         header = segment.header
@@ -180,14 +196,16 @@ class OperatorSlot:
         header: ExchangeHeader,
         schema: pa.Schema,
         messages: Iterator[pa.RecordBatch | Section],
-        confirm: Callable[[], None],
     ) -> None:
         """Keep the rows of a relay that runs for long, cut by cut."""
-        self._inbox.receive_sections(header, schema, messages, confirm)
+        self._inbox.receive_sections(header, schema, messages)
 
-    def input_rows(self, deliveries: Sequence[Delivery]) -> Iterator[pa.RecordBatch]:
-        """The rows of these deliveries, as the operator needs them: by partition, or next to others of their key."""
-        kept = self._inbox.rows(sorted(deliveries, key=lambda one: one.partition))
+    def input_rows(self, deliveries: Sequence[Delivery], patience: float = 0.0) -> Iterator[pa.RecordBatch]:
+        """The rows of these deliveries, as the operator needs them: by partition, or next to others of their key.
+
+        Deliveries that are on their way get `patience` seconds.
+        """
+        kept = self._inbox.rows(sorted(deliveries, key=lambda one: one.partition), patience)
         if self.operator.sorted_input:
             return in_key_order(kept, self.operator, self._spec.key_groups, self._spec.backend.batch_memory)
         return (batch for rows in kept for batch in rows.batches())
@@ -198,10 +216,13 @@ class OperatorSlot:
         rows: Callable[[], Iterator[pa.RecordBatch]],
         cancelled: Callable[[], bool],
         check: Callable[[], None],
+        *,
+        of_epoch: bool = False,
     ) -> KeptRows:
         """The output of the batch: kept from an earlier attempt, or computed now from `rows`. One attempt at a time.
 
-        `check` raises if the attempt became stale, while it waited for its turn or while it worked.
+        `check` raises if the attempt became stale, while it waited for its turn or while it worked. Of an epoch the
+        driver makes segments durable and stages rows; otherwise the task manager and this slot do.
         """
         while not self._busy.acquire(timeout=0.2):
             if cancelled():
@@ -217,7 +238,7 @@ class OperatorSlot:
                 held.discard()
             self._applied.result()
             with self._work.running():
-                done = self._run(header, rows(), check)
+                done = self._run(header, rows(), check, of_epoch)
             try:
                 check()
             except StaleAttemptError:
@@ -228,7 +249,9 @@ class OperatorSlot:
         finally:
             self._busy.release()
 
-    def _run(self, header: ExchangeHeader, rows: Iterator[pa.RecordBatch], check: Callable[[], None]) -> PreparedBatch:
+    def _run(
+        self, header: ExchangeHeader, rows: Iterator[pa.RecordBatch], check: Callable[[], None], of_epoch: bool
+    ) -> PreparedBatch:
         spill = self._folder.spill()
         spill.mkdir(exist_ok=True)
         limit = self._spec.backend.batch_memory
@@ -258,8 +281,10 @@ class OperatorSlot:
                 chunks or changes.chunks(),
             )
             check()
-            self._on_sealed(self._described(segment))  # it is uploaded while the rows are staged
-            staged = [] if header.initial else self._stage(output, header.batch)
+            staged: list[SinkFile] = []
+            if not of_epoch:
+                self._on_sealed(self._described(segment))  # it is uploaded while the rows are staged
+                staged = [] if header.initial else self._stage(output, header.batch)
         except BaseException:
             changes.discard()
             output.discard()

@@ -63,7 +63,9 @@ from strandline.runtime.protocol.slot_calls import (
     Freeze,
     NextTimers,
     Prepare,
+    PreparedEpoch,
     PrepareEmpty,
+    PrepareEpoch,
     Pulse,
     Query,
     RelayAlive,
@@ -171,7 +173,7 @@ class Slot(SlotCalls):
         self._check_mine(header)
         schema = reader.schema
         writer.begin(pa.schema([]))
-        operator.receive_sections(header, schema, _messages(reader), lambda: writer.write_metadata(RECEIVED))
+        operator.receive_sections(header, schema, _messages(reader))
 
     def _serve_exchange(
         self, header: ExchangeHeader, operator: OperatorSlot, context: Any, reader: Any, writer: Any
@@ -288,6 +290,31 @@ class Slot(SlotCalls):
                 forwarded += self._forward(op, header, begin)
         pushed = [rows for op in self.operators.values() for rows in op.pushed()] if request.last else []
         return msgspec.structs.replace(self.status(NOTHING), pushed=pushed, forwarded=forwarded)
+
+    def prepare_epoch(self, request: PrepareEpoch) -> PreparedEpoch:
+        spec = self.spec
+        self._check_batch(request.batch)
+        if request.commits is not None:
+            self.commit(Commit(request.commits))
+        begin = partial(self._begin, request.addresses)
+        done = PreparedEpoch(spec.incarnation, {}, {}, [])
+        for uid in request.steps:
+            op = self.operators[uid]
+            header = ExchangeHeader(spec.generation, request.batch, 0, uid, spec.index, -1, request.time)
+            mine = [one for one in request.deliveries if (one.operator, one.subtask) == (uid, spec.index)]
+            rows = partial(op.input_rows, mine, spec.run.heartbeat_timeout)
+            with log_context(step=uid):
+                op.work(header, rows, lambda: False, partial(self._check_fresh, header, op), of_epoch=True)
+                done.forwarded.extend(self._forward(op, header, begin))
+            done.counts[uid] = op.counts()
+            due = op.next_timer()
+            if due is not None:
+                done.timers[uid] = due
+            if spec.run.changelog is not None:
+                done.segments.extend(op.segment())
+            done.rows.extend(op.rows_for_sinks())
+            done.pushed.extend(op.pushed())
+        return done
 
     def _forward(self, op: OperatorSlot, header: ExchangeHeader, begin: Begin) -> list[Delivery]:
         try:

@@ -218,7 +218,7 @@ class StreamedPartition:
                     raise
 
     def _cut(self, batch: int) -> Cut:
-        """Deliver all rows that wait. The slots have them when this returns."""
+        """Send all rows that wait. The slots may get them later: an epoch waits for what it names."""
         with self._changed:
             taken, self._waiting = self._waiting, []
             self._rows = self._bytes = self._small = 0
@@ -233,9 +233,7 @@ class StreamedPartition:
             for subtask, some in by_subtask(plain):
                 sent[subtask] = self._exchange(subtask, some.schema)
                 sent[subtask].send(some)
-        for exchange in sent.values():
-            exchange.end_section(batch)
-        return Cut(batch, [exchange.confirmed() for exchange in sent.values()], list(read.values()))
+        return Cut(batch, [exchange.end_section(batch) for exchange in sent.values()], list(read.values()))
 
     def _read(self, rows: pa.RecordBatch) -> Iterator[ReadPart]:
         """What the rows show of each part of the source. Raises `StrandlineError` if they are out of order."""
@@ -290,19 +288,16 @@ class SectionExchange(DeliveryExchange):
                 self._writer.close()  # the slot has confirmed all rows, and may be gone
         super().__exit__(kind, *error)
 
-    def end_section(self, batch: int) -> None:
+    def end_section(self, batch: int) -> Delivery:
         """The rows that were sent since the last section are those of the cut for `batch`."""
-        self._section = Section(batch, uuid.uuid4().hex, self._rows)
+        header, section = self._header, Section(batch, self._rows)
+        assert header.partition is not None
         self._rows = 0
         with self._told():
-            self._writer.write_metadata(msgspec.msgpack.encode(self._section))
-
-    def confirmed(self) -> Delivery:
-        """Wait until the slot has the section."""
-        self._await_confirmation()
-        header, section = self._header, self._section
-        assert header.partition is not None
-        return Delivery(header.operator, header.subtask, header.partition, section.exchange, section.rows)
+            self._writer.write_metadata(msgspec.msgpack.encode(section))
+        return Delivery(
+            header.operator, header.subtask, header.partition, section.delivery_of(header.exchange), section.rows
+        )
 
 
 def merged(before: ReadPart, after: ReadPart) -> ReadPart:

@@ -15,7 +15,7 @@ from strandline.checkpoint.pending import Subtask, SubtaskAck
 from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.messages import Sealed, SegmentUpload, SlotSpec
 from strandline.runtime.protocol.slot_calls import Freeze, SlotReady
-from strandline.runtime.protocol.taskmanager_calls import SlotAnswers
+from strandline.runtime.protocol.taskmanager_calls import DurableSegment, SlotAnswers
 from strandline.runtime.taskmanager.background_uploads import BackgroundUploads
 from strandline.runtime.taskmanager.changelog.changelog import Changelog
 from strandline.runtime.taskmanager.local_copies import LocalCopies
@@ -60,6 +60,10 @@ class Durability(ABC):
     @abstractmethod
     def committed(self, batch: int) -> None:
         """The batch is decided. The slots have not heard of it yet."""
+
+    @abstractmethod
+    def durable(self, segments: Iterable[DurableSegment]) -> None:
+        """The driver has made these segments of committed epochs durable."""
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -125,6 +129,9 @@ class SnapshotDurability(Durability):
     def committed(self, batch: int) -> None:
         pass
 
+    def durable(self, segments: Iterable[DurableSegment]) -> None:
+        pass
+
     def barrier(self, checkpoint_id: int, full: bool = False) -> SlotAnswers[list[SubtaskAck]]:
         frozen = self._slots.freeze_all(Freeze(checkpoint_id))
         self._background.start_upload(frozen, checkpoint_id, partial(self._uploader.upload, checkpoint_id, full=full))
@@ -176,6 +183,9 @@ class ChangelogDurability(Durability):
 
     def committed(self, batch: int) -> None:
         self._changelog.queue.commit(batch)
+
+    def durable(self, segments: Iterable[DurableSegment]) -> None:
+        self._changelog.take_in(segments)
 
     def barrier(self, checkpoint_id: int, full: bool = False) -> SlotAnswers[list[SubtaskAck]]:
         acks: dict[int, list[SubtaskAck]] = {slot.spec.index: [] for slot in self._slots.all()}

@@ -1,7 +1,8 @@
 """Runs epochs: has relays cut their rows, slots prepare them, and commits.
 
 An epoch is a batch without an action of Spark's. It has one round: whatever is lost ends the generation, and the next
-one goes on from the newest completed checkpoint.
+one goes on where the epoch log ends. So slots may be told that an epoch is decided with the rows of the next one, and
+before it is durable. `settle` brings them, and their task managers, to the last decided epoch: a barrier needs that.
 """
 
 from __future__ import annotations
@@ -10,19 +11,28 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from strandline.checkpoint.batch import BatchProtocol, batch_id
 from strandline.errors import ConfigError, NotFoundError, SlotLostError, StrandlineError
-from strandline.runtime.driver.batches import LOOK_EVERY, Batches, Outlets
+from strandline.runtime.driver.batches import LOOK_EVERY, MAX_ROUNDS, Batches, Outlets
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Cluster
-from strandline.runtime.driver.progress import RunProgress, StreamRead
+from strandline.runtime.driver.progress import BatchWork, RunProgress, StreamRead
 from strandline.runtime.driver.realtime.cuts import Cuts
+from strandline.runtime.driver.realtime.durable_epochs import CommittedEpoch, DurableEpochs
 from strandline.runtime.driver.realtime.event_times import EventTimes
-from strandline.runtime.driver.realtime.offsets import EpochPosition, Offsets
+from strandline.runtime.driver.realtime.offsets import EpochPosition, Offsets, SparkEnd
+from strandline.runtime.driver.realtime.slots import EpochSlots
+from strandline.runtime.driver.realtime.staged_rows import EpochRows, StagedRows
 from strandline.runtime.driver.recoveries import first_line
+from strandline.runtime.driver.restore.epoch_log import EpochLog
+from strandline.runtime.protocol.cuts import ReadPart
+from strandline.runtime.protocol.exchange import Delivery
+from strandline.runtime.protocol.messages import BatchTime
+from strandline.runtime.protocol.slot_calls import PreparedEpoch, PushedRows, RowCounts
+from strandline.runtime.protocol.taskmanager_calls import DurableSegment
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +62,13 @@ class Epochs(Batches):
         event_times: EventTimes,
         ends: Callable[[], Sequence[Offsets]],
         cores: int,
+        rows: StagedRows,
+        epoch_log: EpochLog | None,
     ) -> None:
         """Epochs begin at least `interval` seconds apart. `ends` asks Kafka where the streams end.
 
-        `cores` is how many tasks Spark can run at the same time.
+        `cores` is how many tasks Spark can run at the same time. `rows` takes the output rows for sinks. Without an
+        `epoch_log` epochs become durable with checkpoints.
         """
         super().__init__(
             cluster,
@@ -75,6 +88,17 @@ class Epochs(Batches):
         self._event_times = event_times
         self._ends = ends
         self._cores = cores
+        self._rows = rows
+        self._durable = DurableEpochs(epoch_log, rows, checkpoints.staged, self._fail)
+        self._slots: EpochSlots | None = None
+        self._newest = -1
+        """The last epoch that is decided. The commit lock protects it, and the next two."""
+        self._told = -1
+        """The last epoch of which slots and task managers have heard that it is decided."""
+        self._untold: int | None = None
+        """The decided epoch of which the slots have not heard."""
+        checkpoints.before_barrier = self.settle
+        checkpoints.stages(rows.stage)
         self._partitions: int | None = None
         """How many partitions the topics have; None before Spark has begun to read."""
         self._looked: float | None = None
@@ -89,7 +113,12 @@ class Epochs(Batches):
 
     def begin(self) -> None:
         """Run epochs from now on."""
+        self._slots = self._cluster.epoch_slots()
+        self._durable.start()
         self._thread.start()
+
+    def _fail(self, error: StrandlineError) -> None:
+        self.failure = self.failure or error
 
     def _loop(self) -> None:
         try:
@@ -103,10 +132,10 @@ class Epochs(Batches):
                     self._enter_epoch()
                     self._ending.wait(max(0.0, began + self._interval - time.monotonic()))
         except StrandlineError as error:
-            self.failure = error
+            self._fail(error)
         except BaseException as error:
             log.exception("job %s: an epoch failed", self._cluster.run.job)
-            self.failure = StrandlineError(f"job {self._cluster.run.job}: {type(error).__name__}: {error}")
+            self._fail(StrandlineError(f"job {self._cluster.run.job}: {type(error).__name__}: {error}"))
 
     def request_epoch(self) -> Callable[[], bool]:
         """Have an epoch run, even if there are no rows. Returns what tells whether it has been run."""
@@ -185,42 +214,141 @@ class Epochs(Batches):
         ended = self._position.spark_end()
         number = self._number + 1
         batch = batch_id(self.generation, number)
-        when = self._clock.of_epoch()
-        round_ = self._protocol.begin(batch)
-        try:
-            cuts = self.cuts.cut(batch, self._check_not_ending)
-            deliveries = [delivery for cut in cuts for delivery in cut.deliveries]
-            statuses = self._unless_ending(lambda: self._cluster.prepare(batch, 0, when, deliveries))
-        except StrandlineError as error:
-            raise self._cause(error, round_) from error
-        self._note_prepared(round_, statuses)
-        self._protocol.action_finished()
-        files = [file for _index, status in sorted(statuses.items()) for file in status.staged]
+        cuts = self.cuts.cut(batch, self._check_not_ending)
+        deliveries = [delivery for cut in cuts for delivery in cut.deliveries]
         read = [part for cut in cuts for part in cut.read]
-        moved = self._position.advanced(read, ended)
-        rows = Counter[int]()
-        for part in read:
-            rows[part.stream] += part.rows
-        streams = {stream: StreamRead(rows[stream], end) for stream, end in enumerate(moved)}
-        self._call_back(batch)
-        with self._checkpoints.commit_lock:  # no barrier sees the commit without the position
+        with self._checkpoints.commit_lock:  # no barrier comes between the commit of the last epoch and this one
             self._check_not_ending()
-            seen = self._event_times.seen(read, moved, self._position.followed)
-            self._commit(
-                number,
-                files,
-                began,
-                when,
-                seen,
-                {},
-                reported=False,
-                read=streams,
-                moved=lambda: self._position.become(moved, ended),
-            )
+            when = self._clock.of_epoch()
+            prepared = self._prepare(batch, when, deliveries)
+            moved = self._position.advanced(read, ended)
+            self._decide_epoch(number, began, when, prepared, read, moved, ended)
         self._number = number
         self._served = serves
         if ended is not None:  # new partitions are known once a batch of Spark's has ended
             self._count_partitions()
+
+    def _prepare(self, batch: int, when: BatchTime, deliveries: Sequence[Delivery]) -> dict[int, PreparedEpoch]:
+        """Have every slot commit the epoch before, if it has not heard of that, and prepare this one."""
+        assert self._slots is not None
+        if self._untold is not None:  # whatever comes between ends the generation, so they have it when this returns
+            self._note_applied(self._untold)
+        round_ = self._protocol.begin(batch)
+        prepared = self._slots.prepare(batch, when, deliveries, self._untold, self._check_not_ending)
+        self._untold = None
+        for index, slot in prepared.items():
+            for operator in slot.counts:
+                self._protocol.prepared(operator, index, slot.incarnation, round_, None)
+        self._protocol.action_finished()
+        return prepared
+
+    def _note_applied(self, batch: int) -> None:
+        for index in {index for _uid, index in self._protocol.subtasks}:
+            self._protocol.applied(index, self._cluster.incarnation(index), batch)
+
+    def _decide_epoch(
+        self,
+        number: int,
+        began: float,
+        when: BatchTime,
+        prepared: Mapping[int, PreparedEpoch],
+        read: Sequence[ReadPart],
+        moved: list[Offsets],
+        ended: SparkEnd | None,
+    ) -> None:
+        """Decide the epoch. It becomes durable beside the next one."""
+        batch = self._protocol.commit()
+        try:
+            seen = self._event_times.seen(read, moved, self._position.followed)
+            self._clock.committed(when, seen, [slot.timers for slot in prepared.values()])
+            self._position.become(moved, ended)
+            self._newest = self._untold = batch
+            self._checkpoints.committed(batch, number, [], began)
+            rows = [
+                EpochRows(batch, one.operator, one.output, index, one.stream)
+                for index, slot in sorted(prepared.items())
+                for one in slot.rows
+            ]
+            epoch = CommittedEpoch(
+                batch,
+                self._position.captured(number, self._clock.times),
+                [(index, one) for index, slot in sorted(prepared.items()) for one in slot.segments],
+                rows,
+                self._call_back_with(batch, {index: slot.pushed for index, slot in prepared.items()}),
+                self._report(batch, began, when, prepared, read, moved),
+            )
+            self._durable.add(epoch, self._check_not_ending)
+        except BaseException as error:
+            # The position may be that of the epoch before: no checkpoint of both.
+            told = error if isinstance(error, StrandlineError) else StrandlineError(f"epoch {batch}: {error!r}")
+            self._checkpoints.give_up(told)
+            raise
+        self.committed += 1
+
+    def _call_back_with(self, batch: int, pushed: dict[int, list[PushedRows]]) -> Callable[[], None]:
+        return lambda: self._call_back(batch, pushed)
+
+    def _report(
+        self,
+        batch: int,
+        began: float,
+        when: BatchTime,
+        prepared: Mapping[int, PreparedEpoch],
+        read: Sequence[ReadPart],
+        moved: Sequence[Offsets],
+    ) -> Callable[[], None]:
+        """What tells the progress of an epoch, once it is durable."""
+
+        def report() -> None:
+            steps: dict[str, RowCounts] = {}
+            for slot in prepared.values():
+                for operator, counts in slot.counts.items():
+                    steps[operator] = steps.get(operator, RowCounts()).plus(counts)
+            rows = Counter[int]()
+            for part in read:
+                rows[part.stream] += part.rows
+            streams = {stream: StreamRead(rows[stream], end) for stream, end in enumerate(moved)}
+            given = sum(one.rows for slot in prepared.values() for one in slot.rows)
+            self._progress.committed(BatchWork(batch, None, when, began, time.monotonic(), steps, given, {}, streams))
+
+        return report
+
+    # --- slots that lag behind -----------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Bring all slots and task managers to the last decided epoch, and wait until that is durable.
+
+        The caller holds the commit lock. Raises whatever prevents it: `SlotLostError` if a slot is lost.
+        """
+        batch = self._newest
+        if self._told >= batch:
+            return
+        self._durable.wait(batch, self._check_not_ending)
+        self._rows.barrier(batch)
+        segments = self._durable.take_segments()
+        try:
+            self._tell(batch, segments)
+        except BaseException:
+            self._durable.give_back(segments)
+            raise
+        self._note_applied(batch)
+        self._told, self._untold = batch, None
+
+    def _tell(self, batch: int, segments: list[DurableSegment]) -> None:
+        for attempt in range(MAX_ROUNDS):
+            try:
+                self._cluster.commit(batch, durable=segments)
+                return
+            except SlotLostError:
+                if not self.query_ended or attempt == MAX_ROUNDS - 1:
+                    raise
+                super().recover()
+
+    def hold(self, meanwhile: Callable[[], None]) -> None:
+        super().hold(meanwhile)
+        with self._checkpoints.commit_lock:
+            if self.failure is None:
+                self.settle()
 
     def recover(self, asked_to_end: Callable[[], bool] = lambda: False) -> None:
         """Replace lost slots, once the query has ended; before, a loss ends the generation: raises `SlotLostError`.
@@ -237,8 +365,12 @@ class Epochs(Batches):
     ) -> None:
         began = time.monotonic()
         super().end(stop_query, query_active, patience)
+        left = END_PATIENCE if patience is None else max(0.0, began + patience - time.monotonic())
+        if self._slots is not None:
+            self._slots.close()
         if self._thread.is_alive():
-            self._thread.join(END_PATIENCE if patience is None else max(0.0, began + patience - time.monotonic()))
+            self._thread.join(left)
+        self._durable.close(left)
 
     def _check_not_ending(self) -> None:
         if self._ending.is_set():

@@ -9,7 +9,7 @@ Private Spark API: the format of Spark's offset log and commit log, as in `resto
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,8 @@ class EpochPosition:
         initial = {stream: folder / "sources" / str(number) / "0" for number, stream in enumerate(places)}
         self._initial = [initial[stream] for stream in range(len(places))]
         """For every stream, the file in which Spark writes down where it began to read."""
+        self._first_read: dict[str, bytes] = {}
+        """The files in which Spark has written down where it began to read."""
         self._log = folder
         self._places = tuple(places)
         self._followed = restored.batch if restored is not None else -1
@@ -151,17 +153,27 @@ class EpochPosition:
             if position[stream].get(topic, {}).get(number, 0) < offset
         }
 
+    def captured(self, number: int, times: Times) -> Callable[[], SourcePosition]:
+        """What gives the position as it is now, which is the one after an epoch."""
+        offsets = self.offsets()
+        return lambda: self._position_at(offsets, number, times)
+
     def capture(self, number: int, times: Times) -> SourcePosition:
         """The position after an epoch, as a batch with this number."""
+        return self._position_at(self.offsets(), number, times)
+
+    def _position_at(self, at: Sequence[Offsets], number: int, times: Times) -> SourcePosition:
         header = ["v1", json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": times.processing_ms, "conf": {}})]
-        lines = [json.dumps(offsets, separators=(",", ":")) for offsets in self.offsets()]
+        lines = [json.dumps(offsets, separators=(",", ":")) for offsets in at]
         entry = "\n".join([*header, *lines]).encode()
         files = {f"offsets/{number}": entry, f"commits/{number}": _BATCH_COMMIT}
         if number:  # Spark also wants the entry of the batch before, of which it uses nothing
             files[f"offsets/{number - 1}"] = entry
-        files |= {
-            f"sources/{stream}/0": path.read_bytes() for stream, path in enumerate(self._initial) if path.exists()
-        }
+        if len(self._first_read) < len(self._initial):  # Spark writes them once, before the first row
+            self._first_read |= {
+                f"sources/{stream}/0": path.read_bytes() for stream, path in enumerate(self._initial) if path.exists()
+            }
+        files |= self._first_read
         return SourcePosition(batch=number, files=files, times=times)
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from strandline.checkpoint.metadata import StateFile
+from strandline.checkpoint.metadata import StateFile, last_batch
 from strandline.checkpoint.pending import Subtask, SubtaskAck
 from strandline.runtime.liveness.threads import BackgroundThread, OnFailure
 from strandline.runtime.protocol.figures import ChangelogFigures
 from strandline.runtime.protocol.messages import ChangelogSettings, SlotSpec
+from strandline.runtime.protocol.taskmanager_calls import DurableSegment
 from strandline.runtime.taskmanager.acknowledgement import StateOwner
 from strandline.runtime.taskmanager.changelog.local_segments import LocalSegments
 from strandline.runtime.taskmanager.changelog.materializer import FrozenSlots, FrozenState, Materializer
@@ -173,6 +174,15 @@ class Changelog:
         self.files.open(subtask, base, segments, restored=files)
         self._snapshots.forget([subtask])
         self._snapshots.start_from(subtask, restored, spec.restore_owned)
+
+    def take_in(self, segments: Iterable[DurableSegment]) -> None:
+        """Make segments part of the changelog that the driver has made durable. Those that are known are left out."""
+        with self._lock:
+            for one in segments:
+                subtask = (one.operator, one.subtask)
+                if subtask in self.files and last_batch(one.file) > self.files.newest(subtask):
+                    self.files.take_in(subtask, one.file)
+                    self._shared.local.keep(one.file, Path(one.path))
 
     def _begin_generation(self, generation: int) -> list[str]:
         """Forget the older generation; returns the paths of its files that no checkpoint can refer to."""

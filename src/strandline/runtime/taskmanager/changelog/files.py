@@ -173,6 +173,17 @@ class ChangelogFiles:
         known.segments.append(file)
         known.segments.sort(key=_order)
 
+    def newest(self, subtask: Subtask) -> int:
+        """The last batch that the files of a subtask are known to hold; -1 if none is."""
+        known = self._subtasks[subtask]
+        return max([known.base_batch, *(last_batch(one) for one in known.segments[-1:])])
+
+    def take_in(self, subtask: Subtask, file: StateFile) -> None:
+        """Add a segment of a committed batch that lies in a file of the driver's: nobody here deletes that file."""
+        self.hold(file)
+        self._spared.update(paths_of([file]))
+        self.append(subtask, file)
+
     def materialized(self, states: Sequence[tuple[SubtaskFiles, SubtaskState, int]]) -> bool:
         """Replace the base of each subtask by a state that is durable; segments up to its batch are dropped.
 

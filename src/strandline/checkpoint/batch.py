@@ -32,6 +32,12 @@ def batch_id(generation: int, number: int) -> int:
     return first_batch(generation) + number
 
 
+def numbered(batch: int) -> tuple[int, int]:
+    """The generation of a batch, and its number there; the batch with initial state has the number -1."""
+    generation, above = divmod(batch + 1, BATCHES_PER_GENERATION)
+    return generation, above - 1
+
+
 def is_of(batch: int, generation: int) -> bool:
     """Whether a batch, which may be that with initial state, is one of the generation."""
     return 0 <= batch - first_batch(generation) + 1 < BATCHES_PER_GENERATION

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,250}"
 """A single component of a path. No name is `.`, `..` or `_metadata`, and none is a temporary file."""
 _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
-_FOLDER = rf"(?:shared|chk-{_NUMBER})"
+_FOLDER = rf"(?:shared|chk-{_NUMBER}|epochs/{_NUMBER})"
 _STATE_NAME = re.compile(rf"{NAME}\n", re.ASCII)
 _SEGMENT_NAME = re.compile(r"[0-9]{20}\.segment\n", re.ASCII)
 _SOURCE_NAME = re.compile(rf"metadata|(?:offsets|commits)/{_NUMBER}|sources/{_NUMBER}/.+", re.ASCII | re.DOTALL)
@@ -48,7 +48,7 @@ class Home:
             _check_groups(state, metadata.max_parallelism)
             _check_names(state)
         _check_paths(metadata, self._pattern(), self._advice())
-        _check_source(metadata.source)
+        check_source(metadata.source)
         _check_steps(metadata)
         for file in metadata.sink_files:
             _check_sink_file(file)
@@ -64,7 +64,7 @@ class Home:
     def _advice(self) -> str:
         if self.job is None:
             return "the files of a savepoint lie beside its _metadata"
-        places = [f"{self.job}/shared", f"{self.job}/chk-N", *(self.others or ())]
+        places = [f"{self.job}/shared", f"{self.job}/chk-N", f"{self.job}/epochs/N", *(self.others or ())]
         return (
             f"its files may lie in {', '.join(places)}. If the other place is yours, name it with changelog_dir or "
             "trusted_dirs (--changelog-dir on the command line)"
@@ -111,7 +111,8 @@ def _first_mismatch(pattern: re.Pattern[str], texts: list[str]) -> str | None:
     return next(text for text in texts if not pattern.fullmatch(f"{text}\n"))
 
 
-def _check_source(source: SourcePosition) -> None:
+def check_source(source: SourcePosition) -> None:
+    """Raise `Refused` if a file of the position cannot be one of Spark's checkpoint folder."""
     folders: set[str] = set()
     names = [*source.files, *(f"sources/{log.source}/{name}" for log in source.logs for name, _length in log.entries)]
     if len(set(names)) < len(names):

@@ -32,9 +32,10 @@ class JobPaths:
     """Builds and parses the paths of one job, relative to the storage's root. No other code does.
 
     The layout is Flink's, with the job's name as the id: `<job>/{shared/, chk-N/_metadata, log/}`. Flink's
-    `taskowned/` does not exist here, because the coordinator owns every file. Flink does not have `history/`, what
-    happened to the runs of the job, `staged/`, rows that wait for their sinks, and `sinks/`, what tasks must know of
-    a target. Raises `JobDefinitionError` for a forbidden name.
+    `taskowned/` does not exist here, because the coordinator owns every file. Flink does not have `epochs/`, epochs in
+    real time that no checkpoint needs to cover, `history/`, what happened to the runs of the job, `staged/`, rows that
+    wait for their sinks, and `sinks/`, what tasks must know of a target. Raises `JobDefinitionError` for a forbidden
+    name.
     """
 
     job: str
@@ -90,6 +91,20 @@ class JobPaths:
     def shared(self, unique: str) -> str:
         """The path of a file that several checkpoints may refer to."""
         return f"{self.shared_dir}/{unique}"
+
+    @property
+    def epochs_dir(self) -> str:
+        """The folder of the files that make epochs durable by themselves, with a folder for each generation."""
+        return f"{self.root}/epochs"
+
+    def epochs(self, generation: int, number: int) -> str:
+        """The path of the file of epochs whose first one has this number in its generation."""
+        return f"{self.epochs_dir}/{_natural(generation)}/{_natural(number):020d}"
+
+    def parse_epochs(self, path: str) -> tuple[int, int] | None:
+        """The generation of the epochs at `path` and the number of the first one; None for another file."""
+        match = re.fullmatch(rf"{_NUMBER}/([0-9]{{20}})", self._below(self.epochs_dir, path), re.ASCII)
+        return (int(match[1]), int(match[2])) if match else None
 
     @property
     def staged_dir(self) -> str:

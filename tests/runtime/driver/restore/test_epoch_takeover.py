@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strandline.admin.garbage import delete_garbage, find_garbage
 from strandline.checkpoint.batch import batch_id
 from strandline.checkpoint.coordinator import CheckpointCoordinator
 from strandline.errors import (
@@ -170,6 +172,24 @@ def test_a_step_that_the_job_lost_takes_its_rows_along(job: EpochJob) -> None:
     assert job.visible() == {None: NAMED[:1], "late": NAMED[:1]}
 
 
+def test_epochs_of_a_driver_that_was_taken_over_are_harmless_whether_they_count_or_not(job: EpochJob) -> None:
+    first = job.start()
+    first.checkpoint()
+    first.write()
+    LocalStorage(f"{job.root}/checkpoints").delete([PATHS.epochs(1, 1)])
+    second = job.start()
+    second.check(NAMED[:1])
+    first.number, first.uncovered = 0, []
+    with pytest.raises(FencedError):
+        first.write()
+    third = job.start()  # the second one has made nothing durable, so the epoch follows its checkpoint still
+    third.check(NAMED[:2])
+    third.checkpoint()
+    with pytest.raises(FencedError):
+        first.write()
+    job.start().check([*NAMED[:2], batch_id(3, 0)])
+
+
 def test_files_of_earlier_generations_that_no_checkpoint_names_are_deleted(job: EpochJob) -> None:
     def recover(driver: EpochDriver) -> None:
         recover_registry(CheckpointCoordinator(interval=1.0, subtasks=[]), driver.claim)
@@ -314,3 +334,37 @@ def test_epochs_that_a_released_checkpoint_names_stay_when_the_job_is_cancelled(
     second = job.start(restore=job.location(1))
     DurableCheckpoints(second.claim).delete_all((), ())
     assert job.epochs() == {PATHS.epochs(1, 0)}
+
+
+def test_gc_spares_the_epochs_that_the_next_start_needs_also_if_it_takes_the_job_over(job: EpochJob) -> None:
+    first = job.start()
+    first.checkpoint()
+    first.write(2)
+    first.checkpoint()
+    first.files = ()  # the covered ones are not needed any more
+    first.write()
+    first.write()
+    storage = LocalStorage(f"{job.root}/checkpoints")
+    for _ in range(2):
+        garbage = find_garbage(storage, JOB, now=time.time() + 10, min_age=0, take_over=True)
+        delete_garbage(storage, garbage)
+    assert PATHS.epochs(1, 4) in job.epochs()
+    job.start().check(NAMED[:6])
+    with pytest.raises(FencedError):
+        first.write()
+
+
+def test_gc_deletes_epochs_of_earlier_generations_and_those_that_are_covered(job: EpochJob) -> None:
+    first = job.start()
+    first.checkpoint()
+    first.write()
+    first.files = ()
+    first.inline.append(first.batch)
+    first.checkpoint()
+    first.write()
+    second = job.start(restore=job.location(2))
+    second.checkpoint()
+    storage = LocalStorage(f"{job.root}/checkpoints")
+    delete_garbage(storage, find_garbage(storage, JOB, now=time.time() + 10, min_age=0, take_over=True))
+    assert job.epochs() == set()
+    job.start().check([*NAMED[:3], batch_id(2, 0)])

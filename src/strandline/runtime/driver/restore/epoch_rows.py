@@ -76,6 +76,8 @@ def _batches(streams: Sequence[bytes], job: str) -> Iterator[pa.RecordBatch]:
         try:
             with pa.ipc.open_stream(data) as reader:
                 batches = list(reader)
+            for batch in batches:
+                batch.validate(full=True)  # the folder may be crafted
         except (pa.ArrowException, OSError) as error:
             raise DamagedFileError(f"job {job!r}: rows of an epoch cannot be read: {error}") from error
         yield from batches

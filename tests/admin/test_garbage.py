@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.admin.garbage import Garbage, delete_garbage, find_garbage, sort_files
+from strandline.checkpoint.batch import batch_id, numbered
 from strandline.checkpoint.job_log import Completed, decode_entry, encode_entry
 from strandline.checkpoint.metadata import (
     CheckpointMetadata,
@@ -54,7 +55,8 @@ DATA = st.one_of(
     st.builds(PATHS.exclusive, NUMBERS, st.sampled_from("ab")),
     NUMBERS.map(PATHS.metadata),
     st.sampled_from("ab").map(lambda name: f"{PATHS.staged_dir}/0123456789abcdef/{name}"),
-    st.sampled_from([f"{PATHS.shared_dir}/.tmp-1", f"{PATHS.log_dir}/.tmp-2"]),
+    st.builds(PATHS.epochs, st.integers(0, 2), NUMBERS),
+    st.sampled_from([f"{PATHS.shared_dir}/.tmp-1", f"{PATHS.log_dir}/.tmp-2", f"{PATHS.epochs_dir}/1/.tmp-3"]),
 )
 OTHER = st.sampled_from(
     [
@@ -68,6 +70,7 @@ OTHER = st.sampled_from(
         "visits2/shared/a",
         "other/shared/.tmp-1",
         "visits/sharedx/a",
+        "visits/epochs/1/notes.txt",
         "visits/unknown/a",
     ]
 )
@@ -81,6 +84,7 @@ TIMES = st.integers(0, 20).map(float)
     live_since=st.one_of(TIMES, st.sampled_from([math.inf, -math.inf])),
     now=TIMES,
     min_age=TIMES,
+    extended=st.none() | st.builds(batch_id, st.integers(0, 2), st.integers(-1, 6)),
 )
 def test_a_file_is_an_orphan_only_if_no_checkpoint_refers_to_it_and_no_run_can_come_to_need_it(
     files: dict[str, float],
@@ -89,6 +93,7 @@ def test_a_file_is_an_orphan_only_if_no_checkpoint_refers_to_it_and_no_run_can_c
     live_since: float,
     now: float,
     min_age: float,
+    extended: int | None,
 ) -> None:
     listing = [StoredFile(path, 1, modified) for path, modified in files.items()]
     found = sort_files(
@@ -99,6 +104,7 @@ def test_a_file_is_an_orphan_only_if_no_checkpoint_refers_to_it_and_no_run_can_c
         live_since=live_since,
         now=now,
         min_age=min_age,
+        extended=extended,
     )
     referenced = {path for paths in retained.values() for path in paths} | {PATHS.metadata(n) for n in retained}
     orphans = {file.path for file in found.orphans}
@@ -108,6 +114,10 @@ def test_a_file_is_an_orphan_only_if_no_checkpoint_refers_to_it_and_no_run_can_c
         assert path.startswith("visits/")
         assert files[path] < live_since
         assert files[path] <= now - min_age
+        epochs = PATHS.parse_epochs(path)
+        if epochs is not None and extended is not None:
+            generation, number = numbered(extended)
+            assert epochs[0] != generation or epochs[1] <= number
         assert number is None or number <= last
         assert PATHS.parse_log_entry(path) is None
         assert not PATHS.is_history(path)

@@ -77,6 +77,7 @@ def test_the_names_that_backends_use_are_accepted(name: str) -> None:
     [
         "visits/shared/ab12",
         "visits/chk-6/ab12-MANIFEST",
+        "visits/epochs/3/00000000000000000042",
         "s3://bucket/log//visits/shared/ab12-log",
         "/mnt/log//visits/shared/ab12-log",
     ],
@@ -93,6 +94,9 @@ def test_files_lie_in_the_folder_of_the_job_or_in_the_storages_that_the_job_name
         "visits/chk-07/x",
         "visits/ab12",
         "visits/shared/a/b",
+        "visits/epochs/a",
+        "visits/epochs/03/a",
+        "visits/epochs/../a",
         "visits/shared/../../x",
         "other/shared/ab12",
         "/etc/passwd",

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strandline.checkpoint.batch import batch_id
 from strandline.checkpoint.job_log import (
     CheckpointRef,
     Completed,
@@ -47,6 +48,32 @@ def test_replay_says_where_the_job_stands() -> None:
     assert (log.position, log.generation, log.owner) == (4, 2, "b")
     assert (log.retained, log.dropped, log.next_checkpoint_id) == ((2, 5), (1,), 6)
     assert log.latest == CheckpointRef(5, "chk-5/_metadata", 30)
+
+
+def test_epochs_belong_to_the_checkpoint_of_their_generation_until_one_includes_them_or_the_job_goes_elsewhere() -> (
+    None
+):
+    log = JobLog()
+    log = log.apply(log.takeover_entry("a", 1.0, "n1"))
+    assert not log.epochs
+    log = log.apply(log.completion_entry(1, "visits/chk-1/_metadata", batch_id(1, 5), 2.0, "n2", (1,), ()))
+    assert log.epochs
+    assert log.latest is not None
+    resumed = log.apply(log.takeover_entry("b", 3.0, "n3"))
+    assert resumed.epochs, "a driver may die before it has made a checkpoint of them"
+    again = resumed.apply(resumed.takeover_entry("c", 4.0, "n4"))
+    assert again.epochs
+    merged = again.completion_entry(2, "visits/chk-2/_metadata", batch_id(1, 9), 5.0, "n5", (2,), (1,))
+    assert not again.apply(merged).epochs
+    own = again.completion_entry(2, "visits/chk-2/_metadata", batch_id(3, -1), 5.0, "n5", (2,), (1,))
+    assert again.apply(own).epochs
+    for start in (
+        log.go_back(log.latest),
+        log.restore_own(log.latest, claim=True),
+        log.restore_own(log.latest, claim=False),
+        log.restore_other(log.latest, 0),
+    ):
+        assert not log.apply(log.takeover_entry("b", 3.0, "n3", start)).epochs
 
 
 def test_an_empty_log_begins_with_the_first_generation() -> None:

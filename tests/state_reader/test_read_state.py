@@ -16,8 +16,10 @@ import pytest
 from msgspec.structs import replace
 
 import strandline as sl
+from strandline.admin.verification import Verification
+from strandline.checkpoint.epochs import encode_epochs, segment_files
 from strandline.checkpoint.home import Home
-from strandline.checkpoint.metadata import StateFile, decode, encode, file_paths
+from strandline.checkpoint.metadata import StateFile, decode, encode, file_paths, last_batch
 from strandline.operators.process.process_operator import ProcessOperator
 from strandline.state.coding.ddl import parse_schema
 from strandline.state_reader.reader import Selection, StateTable, Wanted
@@ -148,6 +150,41 @@ def test_a_materialization_with_later_segments_is_one_state(tmp_path: Path) -> N
             job.host.changelog.materializer.materialize(index)
         job.run({"all": ROWS[30:]})
         check_everything(job.checkpoint())
+
+
+def test_segments_in_a_file_of_epochs_are_read_and_verified(tmp_path: Path) -> None:
+    with Written(tmp_path, [everything()], changelog=True) as job:
+        for at in range(3):
+            job.run({"all": ROWS[at * 20 : at * 20 + 20]})
+        path = job.checkpoint()
+        metadata = decode(job.storage.read(job.paths.metadata(1)), "here", Home(JOB, 1))
+        segments = [
+            (
+                state.operator,
+                state.subtask,
+                last_batch(file),
+                job.storage.read_range(handle.path, handle.offset, handle.size),
+            )
+            for state in metadata.subtasks
+            for file in state.files
+            if (handle := file.handle) is not None
+        ]
+        assert len(segments) > PARALLELISM
+        data, entry = encode_epochs(JOB, 0, -1, max(one[2] for one in segments), metadata.source, segments, (), 0.0)
+        place = job.paths.epochs(0, 0)
+        job.storage.write(place, data)
+        moved = segment_files(entry, place, len(data))
+        states = [
+            replace(state, files=tuple(file for *one, file in moved if one == [state.operator, state.subtask]))
+            for state in metadata.subtasks
+        ]
+        job.storage.write(job.paths.metadata(1), encode(replace(metadata, subtasks=tuple(states))))
+        check_everything(path)
+        [verified] = Verification.of_job(job.storage, JOB).run()
+        assert (verified.files, verified.damage) == (1, ())
+        job.storage.write(place, data.replace(segments[0][3], bytes(len(segments[0][3]))))
+        [verified] = Verification.of_job(job.storage, JOB).run()
+        assert {one.path for one in verified.damage} == {place}
 
 
 def test_keys_and_key_groups_are_read_alone(tmp_path: Path) -> None:

@@ -579,6 +579,7 @@ def test_the_layout_of_a_job_is_fixed() -> None:
     assert paths.exclusive(7, "abc") == "visits/chk-7/abc"
     assert paths.shared_dir == "visits/shared"
     assert paths.shared("abc.sst") == "visits/shared/abc.sst"
+    assert paths.epochs(3, 42) == "visits/epochs/3/00000000000000000042"
     assert paths.run_entry(1_760_000_000_000, "ab12") == "visits/history/runs/001760000000000-ab12/entry.json"
     assert paths.history_part(5, "ab12", 3, whole=False) == "visits/history/runs/000000000000005-ab12/00000003.part"
     assert paths.history_part(5, "ab12", 3, whole=True) == "visits/history/runs/000000000000005-ab12/00000003.whole"
@@ -590,6 +591,8 @@ def test_numbers_come_back_from_their_paths(n: int) -> None:
     paths = JobPaths("visits")
     assert paths.parse_log_entry(paths.log_entry(n)) == n
     assert paths.parse_metadata(paths.metadata(n)) == n
+    assert paths.parse_epochs(paths.epochs(n, n)) == (n, n)
+    assert JobPaths("visits2").parse_epochs(paths.epochs(n, n)) is None
     assert JobPaths("visits2").parse_log_entry(paths.log_entry(n)) is None
     assert JobPaths("visits2").parse_metadata(paths.metadata(n)) is None
 
@@ -640,9 +643,14 @@ def test_other_files_are_no_history_of_a_run(path: str) -> None:
         "visits/chk--7/_metadata",
         "visits/chk-/_metadata",
         "x/visits/chk-7/_metadata",
+        "visits/epochs/1/7",
+        "visits/epochs/01/00000000000000000007",
+        "visits/epochs/00000000000000000007",
+        "visits/epochs/1/00000000000000000007/x",
     ],
 )
-def test_other_files_are_neither_entries_nor_metadata(path: str) -> None:
+def test_other_files_are_neither_entries_nor_metadata_nor_epochs(path: str) -> None:
+    assert JobPaths("visits").parse_epochs(path) is None
     assert JobPaths("visits").parse_log_entry(path) is None
     assert JobPaths("visits").parse_metadata(path) is None
 

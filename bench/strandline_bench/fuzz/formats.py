@@ -14,6 +14,7 @@ from strandline_bench.fuzz.checkpoint_formats import (
     SnapshotNotes,
     SourceLogPieces,
 )
+from strandline_bench.fuzz.epoch_formats import Epochs
 from strandline_bench.fuzz.format import Format
 from strandline_bench.fuzz.state_formats import FullSnapshots, FullSnapshotsIntoRocksDB, RocksDBFiles, Segments
 from strandline_bench.fuzz.text_formats import Columns, ConfigFiles, Schemas, Values
@@ -24,6 +25,7 @@ FORMATS: tuple[type[Format], ...] = (
     Position,
     SourceLogPieces,
     PackedFiles,
+    Epochs,
     JobLogEntry,
     SnapshotNotes,
     Segments,

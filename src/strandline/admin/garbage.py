@@ -15,6 +15,8 @@ be deleted while a run is alive, because of these rules:
   seen, with its references. A checkpoint that completes later consists of files that are referenced already, that were
   modified since the takeover, or that were not listed.
 - A file must also be older than a minimum age.
+- The next takeover goes on from the newest checkpoint and the durable epochs behind it. So the files of these epochs
+  are kept, whoever has taken the job over.
 - No path is written again after it was deleted. Names of uploads are unique. The `_metadata` of a checkpoint that never
   completed is kept until the log excludes that its number is used again: until a checkpoint with a higher number has
   completed, or somebody has taken the job over to clean up.
@@ -33,6 +35,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
+from strandline.checkpoint.batch import numbered
 from strandline.checkpoint.job_log import Entry, JobLog, Takeover, decode_entry
 from strandline.checkpoint.metadata import CheckpointMetadata, file_paths
 from strandline.errors import CheckpointError, FencedError, IncompatibleCheckpointError, NotFoundError
@@ -66,6 +69,7 @@ class Sorted:
     numbers: tuple[StoredFile, ...] = ()
     """Metadata of checkpoints that never completed. They are kept as long as their number may be used again."""
     referenced: int = 0
+    """How many files checkpoints, or the takeover of the next generation, need."""
 
 
 def sort_files(
@@ -77,12 +81,14 @@ def sort_files(
     live_since: float,
     now: float,
     min_age: float,
+    extended: int | None = None,
 ) -> Sorted:
     """Decide for every listed file whether it is an orphan.
 
     `retained` has all checkpoints that the log retains; it was read after `listing` was made. `live_since` is the time
     at which the newest generation began, by the storage's clock: infinity if that generation has ended, minus infinity
-    if the time is unknown. Files outside the folders of checkpoint data (the log, unknown files) are left out.
+    if the time is unknown. `extended` is the batch of the newest checkpoint, if durable epochs behind it belong to the
+    job. Files outside the folders of checkpoint data (the log, unknown files) are left out.
     """
     referenced = {paths.metadata(metadata.checkpoint_id) for metadata in retained}
     for metadata in retained:
@@ -96,7 +102,7 @@ def sort_files(
         if not _is_checkpoint_data(paths, inner_path(file.path)):
             continue
         number = paths.parse_metadata(file.path)
-        if file.path in referenced:
+        if file.path in referenced or _extends(paths, file.path, extended):
             known += 1
         elif file.modified >= (live_since if root_of(file.path) is None else live_since - CLOCK_DIFFERENCE):
             live.append(file)
@@ -109,13 +115,19 @@ def sort_files(
     return Sorted(tuple(orphans), tuple(live), tuple(young), tuple(numbers), known)
 
 
+def _extends(paths: JobPaths, path: str, batch: int | None) -> bool:
+    """Whether a file has epochs behind a batch, of its generation."""
+    name = paths.parse_epochs(path)
+    return name is not None and batch is not None and name[0] == numbered(batch)[0] and name > numbered(batch)
+
+
 def _is_checkpoint_data(paths: JobPaths, path: str) -> bool:
-    """Whether `path` lies in `shared/`, `staged/` or a checkpoint's folder, or is a temporary file of the job."""
+    """Whether `path` is a file of `shared/`, `staged/`, a checkpoint or epochs, or a temporary file of the job."""
     if not path.startswith(f"{paths.root}/"):
         return False
     if path.rpartition("/")[2].startswith(TEMPORARY):
         return True
-    if path.startswith((f"{paths.shared_dir}/", f"{paths.staged_dir}/")):
+    if path.startswith((f"{paths.shared_dir}/", f"{paths.staged_dir}/")) or paths.parse_epochs(path) is not None:
         return True
     folder, slash, _rest = path.removeprefix(f"{paths.root}/").partition("/")
     return bool(slash) and paths.parse_metadata(f"{paths.root}/{folder}/_metadata") is not None
@@ -185,6 +197,7 @@ def find_garbage(
         live_since=since,
         now=now,
         min_age=min_age,
+        extended=known.latest.batch_id if known.epochs and known.latest is not None else None,
     )
     return Garbage(job, known.generation, owner, since, known.retained, files)
 

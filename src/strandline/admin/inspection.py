@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgspec
 
 from strandline.admin.position import source_offsets, watermark_ms
+from strandline.checkpoint.batch import numbered
 from strandline.checkpoint.job_log import JobLog
 from strandline.checkpoint.metadata import CheckpointMetadata, file_paths, full_bytes, state_bytes
 from strandline.checkpoint.steps import StepDescription
@@ -37,6 +38,9 @@ class CheckpointFacts:
     full_bytes: int | None = None
     left_behind: bool = False
     """Whether the job went back to a checkpoint before this one, and computed its batches again."""
+    epoch_files: int = 0
+    """How many files have the durable epochs behind it, from which the next start goes on."""
+    epoch_bytes: int = 0
     problem: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -130,6 +134,7 @@ class JobFolder:
             latest = job_log.latest.checkpoint_id if job_log.latest and job_log.latest.ours else None
             owners = dict.fromkeys(job_log.retained, "job") | dict.fromkeys(store.released(), "user")
             facts = [self._facts(number, number == latest, owner, job_log) for number, owner in sorted(owners.items())]
+            facts = [self._with_epochs(fact, job_log) if fact.latest else fact for fact in facts]
             # A running job may have dropped one of them meanwhile. In that case its log has grown, too.
             if not any(fact.problem for fact in facts) or store.load().position == job_log.position:
                 return facts
@@ -154,6 +159,19 @@ class JobFolder:
             full_bytes=full_bytes(metadata),
             left_behind=any(back.voids(metadata.batch_id) for back in job_log.went_back),
         )
+
+    def _with_epochs(self, facts: CheckpointFacts, job_log: JobLog) -> CheckpointFacts:
+        """The facts of the newest checkpoint, with the durable epochs behind it."""
+        if not job_log.epochs or job_log.latest is None:
+            return facts
+        generation, number = numbered(job_log.latest.batch_id)
+        behind = self.paths.epochs(generation, max(number, 0))
+        sizes = [
+            file.size
+            for file in self.storage.list(behind.rpartition("/")[0])
+            if (name := self.paths.parse_epochs(file.path)) is not None and name[1] > number
+        ]
+        return replace(facts, epoch_files=len(sizes), epoch_bytes=sum(sizes))
 
     def metadata(self, number: int | None) -> CheckpointMetadata:
         """The metadata of a completed checkpoint; that of the newest one if `number` is None.

@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from strandline.checkpoint.batch import generation_of
+from strandline.checkpoint.batch import generation_of, is_of
 from strandline.checkpoint.metadata import BatchId, CheckpointId, Generation, Natural, Seconds
 from strandline.errors import CheckpointError, FencedError
 
@@ -73,6 +73,9 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_fi
     sinks over from another log that had them before. 0 if there was none."""
     went_back: tuple[WentBack, ...] = ()
     """What the job's generations took back, oldest first. Without those that a later one includes."""
+    epochs: bool = False
+    """Whether durable epochs behind `latest` belong to the job. They are of the generation of its batch. True if the
+    generation resumes, as long as no checkpoint includes them. False in an entry that an older release wrote."""
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True, tag="completed", tag_field="type"):
@@ -174,6 +177,8 @@ class Start:
     """The ids of new checkpoints are also greater than this one, so that no folder of a dead driver is used again."""
     takes_sinks: bool = False
     """Whether the user named the checkpoint, so that folders of sinks are taken over from another log of the job."""
+    epochs: bool = False
+    """Whether the generation also has the durable epochs behind the checkpoint."""
     elsewhere: bool = False
     """Whether the checkpoint is not in the job's own folder. Then this log does not know what is in its history."""
     other: JobLog | None = None
@@ -210,6 +215,8 @@ class JobLog:
     """The last generation that may take the folders of sinks over from another log."""
     went_back: tuple[WentBack, ...] = ()
     """What the generations so far took back."""
+    epochs: bool = False
+    """Whether durable epochs behind `latest` belong to the job; see `Takeover`."""
 
     @classmethod
     def replay(cls, entries: Iterable[Entry]) -> JobLog:
@@ -254,8 +261,8 @@ class JobLog:
         return self._start(entry)
 
     def resume(self) -> Start:
-        """Start from the newest completed checkpoint, or from the one that was restored last."""
-        return Start(self.latest, self.retained, self.released)
+        """Start from the newest completed checkpoint and the epochs behind it, or from what was restored last."""
+        return Start(self.latest, self.retained, self.released, epochs=self.epochs)
 
     def go_back(self, ref: CheckpointRef) -> Start:
         """Start from an older retained checkpoint of the job.
@@ -312,6 +319,7 @@ class JobLog:
             log_id=self.log_id or nonce,
             sinks_since=generation if start.takes_sinks else self.sinks_since,
             went_back=self._went_back(start, generation),
+            epochs=start.epochs,
         )
 
     def goes_back(self, start: Start) -> bool:
@@ -386,6 +394,7 @@ class JobLog:
                 log_id=entry.log_id,
                 sinks_since=entry.sinks_since,
                 went_back=entry.went_back,
+                epochs=entry.epochs,
             )
         if entry.checkpoint_id not in entry.retained or set(entry.retained) & set(entry.dropped):
             raise self._contradiction(
@@ -406,6 +415,8 @@ class JobLog:
             log_id=entry.log_id,
             sinks_since=entry.sinks_since,
             went_back=entry.went_back,
+            # The epochs of an earlier generation end with the checkpoint that a later one makes of them.
+            epochs=is_of(entry.batch_id, entry.generation),
         )
 
     def _contradiction(self, entry: Entry, what: str) -> CheckpointError:

@@ -22,6 +22,11 @@ def with_positions(properties: Mapping[str, str], positions: Mapping[str, int]) 
     return {**properties, **noted}
 
 
+def with_positions_of(properties: Mapping[str, str], metadata: CheckpointMetadata) -> dict[str, str]:
+    """The properties of a checkpoint, with the positions of the sinks that an earlier one has noted."""
+    return {**properties, **{name: value for name, value in metadata.properties.items() if name == _PROPERTY}}
+
+
 def without_positions(properties: Mapping[str, str]) -> dict[str, str]:
     """The properties of a checkpoint, without the positions of its sinks."""
     return {name: value for name, value in properties.items() if name != _PROPERTY}

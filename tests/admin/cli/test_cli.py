@@ -18,6 +18,7 @@ import pytest
 
 import strandline as sl
 from strandline.admin.cli.options import storage_settings
+from strandline.checkpoint.batch import batch_id
 from strandline.checkpoint.job_log import CheckpointRef, Start
 from strandline.checkpoint.metadata import (
     CheckpointMetadata,
@@ -423,6 +424,23 @@ def test_ls_marks_checkpoints_that_a_job_left_behind_when_it_went_back(by_hand: 
     text = strandline_cli("checkpoints", "ls", by_hand).stdout
     assert "chk-2 left behind" in text
     assert "went back to a checkpoint before" in text
+
+
+def test_ls_tells_the_durable_epochs_behind_the_newest_checkpoint(tmp_path: Path) -> None:
+    storage = LocalStorage(str(tmp_path))
+    _complete(storage, checkpoint_metadata(1, batch_id=batch_id(1, 4)))
+    store = JobLogStore(storage, PATHS, run="one")
+    store.load()
+    for number in (3, 4, 5, 6):
+        storage.write(PATHS.epochs(1, number), b"epochs")
+    storage.write(PATHS.epochs(2, 5), b"of another generation")
+    [one] = facts_of("checkpoints", "ls", tmp_path)
+    assert (one["epoch_files"], one["epoch_bytes"]) == (2, 12)
+    text = " ".join(strandline_cli("checkpoints", "ls", tmp_path).stdout.split())
+    assert "durable epochs behind checkpoint 1: 2 files, 12 B; the next start goes on behind them" in text
+    store.try_take_over(store.job_log.restore_own(CheckpointRef(1, PATHS.metadata(1), batch_id(1, 4)), claim=True))
+    [one] = facts_of("checkpoints", "ls", tmp_path)
+    assert one["epoch_files"] == 0, "the user has named the checkpoint"
 
 
 def _complete(storage: LocalStorage, metadata: CheckpointMetadata) -> None:

@@ -113,6 +113,9 @@ def print_list(folder: JobFolder, found: list[CheckpointFacts]) -> None:
     if any(facts.left_behind for facts in found):
         console.print("left behind: the job went back to a checkpoint before this one and computed its batches again")
     for facts in found:
+        if facts.epoch_files:
+            behind = f"{facts.epoch_files} files, {size(facts.epoch_bytes)}"
+            console.print(f"durable epochs behind checkpoint {facts.id}: {behind}; the next start goes on behind them")
         if facts.problem:
             console.print(Text(facts.problem, style="red"), soft_wrap=True)
 

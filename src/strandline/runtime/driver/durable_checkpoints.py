@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from strandline.checkpoint.decisions import CompletionPlan
 from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, encode
 from strandline.errors import AlreadyExistsError, CheckpointError, FencedError, StorageError
+from strandline.runtime.driver.restore.epoch_log import epochs_of_no_checkpoint
 from strandline.runtime.driver.restore.takeover import Claim
 from strandline.storage.external import delete_files
 
@@ -33,6 +34,7 @@ class DurableCheckpoints:
         self._job_log = claim.store
         self._storage = claim.storage
         self._paths = claim.paths
+        self._others = claim.others
         self._deleting = threading.Lock()
         self._left_over: list[str] = []
         """Files that could not be deleted yet."""
@@ -99,13 +101,20 @@ class DurableCheckpoints:
                 self._left_over = (self._left_over + doomed)[-MOST_LEFT_OVER:]
 
     def delete_all(self, dropped: Iterable[int], handles: Iterable[FileHandle]) -> None:
-        """Delete every checkpoint of the job. Raises `FencedError` if another driver has taken the job over.
+        """Delete every checkpoint of the job, and its epochs.
+
+        Raises `FencedError` if another driver has taken the job over.
 
         The log entry comes first: after it no driver goes on from a checkpoint that is being deleted. The next start
         deletes what cannot be deleted now.
         """
         self._job_log.forget_all()
-        self.tidy_up(handles, dropped)
+        doomed = list(handles)
+        try:
+            doomed += epochs_of_no_checkpoint(self._storage, self._paths, self._job_log, self._others)
+        except (CheckpointError, StorageError) as error:
+            log.warning("job %s: the files of its epochs are left to the next start: %s", self._paths.job, error)
+        self.tidy_up(doomed, dropped)
 
     def check_not_fenced(self) -> None:
         """Raises `FencedError` if another driver has taken the job over."""

@@ -204,6 +204,8 @@ class _Opening:
             restore=request.restore,
             allow_non_restored=run.allow_non_restored,
             others=_other_roots(config),
+            stagers=self._output_stagers,
+            num_retained=config.num_retained,
         )
 
     # --- claim ------------------------------------------------------------------------------------
@@ -306,9 +308,12 @@ class _Opening:
 
     def _stagers(self) -> dict[str, list[StagerSpec]]:
         """What the slots of each step stage for sinks."""
-        run = self._run
-        found = run.graph.stagers(run.job, run.cluster.run.storage.url, dict(self._config.storage_options))
+        found = self._output_stagers()
         return {uid: [StagerSpec(name, pickled(stager)) for name, stager in some] for uid, some in found.items()}
+
+    def _output_stagers(self) -> dict[str, list[tuple[str | None, Stager]]]:
+        run = self._run
+        return run.graph.stagers(run.job, run.cluster.run.storage.url, dict(self._config.storage_options))
 
     # --- plan -------------------------------------------------------------------------------------
 

@@ -173,13 +173,12 @@ class Graph:
     def stagers(
         self, job: str, checkpoint_dir: str, storage_options: Mapping[str, str]
     ) -> dict[str, list[tuple[str | None, Stager]]]:
-        """For every step, the sinks of its outputs, if rows are delivered directly. None names the main output."""
+        """For every step, the sinks that stand directly behind one of its outputs. None names the main output."""
         found: dict[str, list[tuple[str | None, Stager]]] = {}
         for node, sink in self.sinks:
-            if not isinstance(sink, ExactlyOnceSink):
-                continue
             step, name = output_of(node)
-            assert isinstance(step, StatefulNode)
+            if not isinstance(sink, ExactlyOnceSink) or not isinstance(step, StatefulNode):
+                continue
             stager = sink.stager(sink_context(node, job, checkpoint_dir, storage_options))
             found.setdefault(step.operator.uid, []).append((name, stager))
         return found

@@ -19,9 +19,9 @@ from strandline.checkpoint.epochs import (
     misfit,
     segment_files,
 )
-from strandline.checkpoint.metadata import CheckpointMetadata, SourcePosition, StateFile
+from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SourcePosition, StateFile, file_paths
 from strandline.errors import AlreadyExistsError, CheckpointError, MetadataError, NewerFormatError, NotFoundError
-from strandline.runtime.driver.restore.job_log import JobLogStore
+from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.storage import JobPaths, Storage
 
 if TYPE_CHECKING:
@@ -153,3 +153,17 @@ class EpochChain:
             return self._storage.read(path)
         except NotFoundError:
             return None
+
+
+def epochs_of_no_checkpoint(
+    storage: Storage, paths: JobPaths, store: JobLogStore, others: tuple[str, ...]
+) -> list[FileHandle]:
+    """The files of epochs that no checkpoint names which anybody may restore.
+
+    Raises `CheckpointError` if such a checkpoint cannot be read.
+    """
+    files = [file for file in storage.list(paths.epochs_dir) if paths.parse_epochs(file.path) is not None]
+    named: set[str] = set()
+    for number in (*store.job_log.retained, *store.released()) if files else ():
+        named |= file_paths(read_metadata(storage, paths, number, others))
+    return [FileHandle(file.path, file.size, "") for file in files if file.path not in named]

@@ -193,13 +193,19 @@ class JobLogStore:
     def check_not_fenced(self) -> None:
         """Raise `FencedError` if another driver's entries follow ours.
 
-        Any thread may call this. Another thread may have created our next entry, and not have noted it yet.
+        Any thread may call this. Another thread may have created our next entry, and not have noted it yet. Entries are
+        looked for by their names, because a listing may be late, and in a listing, because old entries are deleted.
         """
         known = self.job_log
-        later = self._later(known.position)
-        if later is None:
-            return
-        entry = self._read(later)
+        number = known.next_sequence
+        while self._storage.exists(self._paths.log_entry(number)):
+            self._check_ours(known, self._read(number))
+            number += 1
+        later = self._later(number - 1)
+        if later is not None:
+            self._check_ours(known, self._read(later))
+
+    def _check_ours(self, known: JobLog, entry: Entry) -> None:
         if not self._is_ours(entry.nonce) or entry.generation != known.generation:
             raise fenced_error(self._paths.job, known.generation, entry)
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 
 from strandline.checkpoint.coordinator import CheckpointCoordinator
-from strandline.checkpoint.metadata import CheckpointMetadata
+from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle
 from strandline.errors import CheckpointError, CheckpointNotFoundError, StorageError
 from strandline.runtime.driver.restore.job_log import read_metadata
 from strandline.runtime.driver.restore.takeover import Claim
@@ -31,6 +31,7 @@ def recover_registry(coordinator: CheckpointCoordinator, claim: Claim) -> None:
         # Its files are unknown. Any file that exists now may be one of them; gc deletes the rest once it is readable.
         coordinator.registry.hold_all()
         return
+    leftovers = (*leftovers, *_old_epochs(coordinator, claim))
     if leftovers or found.to_delete:
         claim.store.check_not_fenced()
     try:
@@ -38,6 +39,22 @@ def recover_registry(coordinator: CheckpointCoordinator, claim: Claim) -> None:
         claim.storage.delete([claim.paths.metadata(number) for number in found.to_delete])
     except StorageError as error:
         log.warning("job %s: files of dropped checkpoints could not be deleted: %s", claim.paths.job, error)
+
+
+def _old_epochs(coordinator: CheckpointCoordinator, claim: Claim) -> tuple[FileHandle, ...]:
+    """The files of epochs of earlier generations that no checkpoint names.
+
+    The takeover has read those that extended the newest checkpoint. A driver that was taken over may still write one,
+    but has learnt that it is fenced before it believes it durable.
+    """
+    try:
+        listed = list(claim.storage.list(claim.paths.epochs_dir))
+    except StorageError as error:
+        log.warning("job %s: epochs of earlier generations are deleted later: %s", claim.paths.job, error)
+        return ()
+    parsed = [(file, claim.paths.parse_epochs(file.path)) for file in listed]
+    old = [FileHandle(file.path, file.size, "") for file, name in parsed if name and name[0] < claim.generation]
+    return coordinator.registry.unused(old)
 
 
 class _Checkpoints:

@@ -24,9 +24,12 @@ from strandline.errors import (
 )
 from strandline.operators.base import Operator
 from strandline.operators.schema_evolution import check_step
+from strandline.runtime.driver.restore.epoch_log import EpochChain
+from strandline.runtime.driver.restore.epoch_rows import Stagers, check_rows_have_sinks, stage_rows
 from strandline.runtime.driver.restore.former_sinks import check_former_sinks, publish_for_former_sinks
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata, read_referenced
 from strandline.runtime.driver.restore.later_sink_files import named_by_newer
+from strandline.runtime.driver.restore.merged_checkpoint import MergedCheckpoint
 from strandline.runtime.driver.restore.savepoints import METADATA, open_savepoint
 from strandline.runtime.protocol.messages import StorageSettings
 from strandline.sinks.base import SinkStart, SinkTakeover, SinkTarget
@@ -71,6 +74,10 @@ class Wanted:
     """The roots of other storages that may hold files of the job's checkpoints: `changelog_dir` and `trusted_dirs`."""
     damaged: Mapping[int, str] = field(default_factory=dict)
     """The checkpoints of the job that slots found damaged, each with the error."""
+    stagers: Callable[[], Stagers] = dict
+    """The stagers of the job's exactly-once sinks, for rows of durable epochs that no sink has yet."""
+    num_retained: int = 1
+    """How many completed checkpoints are kept."""
 
     @property
     def uids(self) -> list[str]:
@@ -146,12 +153,16 @@ def take_over(
     """
     paths = JobPaths(wanted.job)
     store = JobLogStore(storage, paths, run=run, retries=retries)
-    found, named = _win_takeover(_Candidates(storage, settings, paths, store, wanted), store, wanted, after)
+    found, named, epochs = _win_takeover(_Candidates(storage, settings, paths, store, wanted), store, wanted, after)
     on_won(store.job_log.generation)
     claim = _claim(storage, settings, paths, store, wanted, found)
     if found is not None:
         _log_differences(wanted, found)
-    restored = _as_sinks_see(found, wanted.job)
+    for place, sink in wanted.sinks.items():
+        store.retries.call(f"job {wanted.job}: claiming {place}", partial(sink.claim, store.job_log))
+    if epochs is not None:
+        claim = _with_epochs(claim, wanted, epochs)
+    restored = _as_sinks_see(claim.restored, wanted.job)
     # Before the sinks are recovered, which deletes staged files: a folder may have been moved, or have a new name.
     if claim.origin is None:  # in a checkpoint from elsewhere, the folders are those of somebody who may still run
         publish_for_former_sinks(restored, wanted.sinks, settings.options)
@@ -159,17 +170,35 @@ def take_over(
         takeover = SinkTakeover(
             restored, store.job_log, partial(claim.check_not_fenced, sink), store.retries, tuple(named)
         )
-        store.retries.call(f"job {wanted.job}: claiming {place}", partial(sink.claim, store.job_log))
         store.retries.call(f"job {wanted.job}: recovering {place}", partial(sink.recover, takeover))
     return claim
 
 
+def _with_epochs(claim: Claim, wanted: Wanted, epochs: EpochChain) -> Claim:
+    """The claim with the checkpoint that the durable epochs make of the restored one, if there are any.
+
+    Every earlier driver is fenced, and every driver looks at the fence before it believes its epochs durable. So there
+    are no others than those that are there now.
+    """
+    epochs.read_on()
+    if claim.restored is None or not epochs.files:
+        return claim
+    stagers = wanted.stagers()
+    check_rows_have_sinks(wanted.job, epochs.rows, stagers, allow_non_restored=wanted.allow_non_restored)
+    # Under the last batch, which is later than all that the sinks have.
+    files = stage_rows(wanted.job, epochs.rows, stagers, epochs.files[-1].entry.batch, claim.store.retries)
+    merged = MergedCheckpoint(claim.storage, claim.paths, claim.store, wanted.others, wanted.num_retained)
+    number = claim.store.retries.call(f"job {wanted.job}: listing checkpoints", claim.first_checkpoint_id)
+    return replace(claim, restored=merged.complete(claim.restored, epochs, files, number, claim.properties))
+
+
 def _win_takeover(
     candidates: _Candidates, store: JobLogStore, wanted: Wanted, after: int | None
-) -> tuple[CheckpointMetadata | None, list[SinkFile]]:
+) -> tuple[CheckpointMetadata | None, list[SinkFile], EpochChain | None]:
     """Choose a checkpoint, check it and the sinks against the job, and enter the takeover into the job's log.
 
-    Returns the checkpoint, and the sink files that are known to be later if the job goes back to it.
+    Returns the checkpoint, the sink files that are known to be later if the job goes back to it, and the epochs behind
+    it, as far as they were there.
     """
     store.load()
     while True:
@@ -185,6 +214,7 @@ def _win_takeover(
                 check_former_sinks(restored, wanted.sinks, candidates.storage, candidates.options)
             seen = [sink.check(sink_start) for sink in wanted.sinks.values()]
             named = candidates.later_sink_files(start, restored) if wanted.sinks else []
+            epochs = candidates.epochs(start, found)
         except CheckpointError:
             # A running driver may have completed a checkpoint meanwhile, and deleted the one that was checked.
             if store.load().position == position:
@@ -194,7 +224,7 @@ def _win_takeover(
         # old checkpoint directory is lost. Only files of earlier generations are withdrawn.
         start = replace(start, generation_above=max(start.generation_above, *seen, 0))
         if store.try_take_over(start, after):
-            return found, named
+            return found, named, epochs
         store.load()
 
 
@@ -254,6 +284,20 @@ class _Candidates:
             raise
         except (MetadataError, CheckpointNotFoundError, DamagedFileError) as damage:
             return self._older(damage)
+
+    def epochs(self, start: Start, found: CheckpointMetadata | None) -> EpochChain | None:
+        """The durable epochs behind the checkpoint, as far as they are there now; None if none belong to the job.
+
+        Most are read here, while an earlier driver may still run: so the job stands still for a shorter time.
+        """
+        if found is None or not start.epochs:
+            return None
+        epochs = EpochChain(self.storage, self._paths, self._store, found)
+        epochs.read_on()
+        if epochs.rows:
+            allow = self._wanted.allow_non_restored
+            check_rows_have_sinks(self._wanted.job, epochs.rows, self._wanted.stagers(), allow_non_restored=allow)
+        return epochs
 
     def later_sink_files(self, start: Start, restored: CheckpointMetadata | None) -> list[SinkFile]:
         """The sink files that checkpoints of the job name and that have to go, if the job goes back to `restored`."""

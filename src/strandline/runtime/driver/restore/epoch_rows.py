@@ -1,0 +1,87 @@
+"""Rows of durable epochs that no sink has yet: staged for the sinks of the job that takes over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+import pyarrow as pa
+
+from strandline.checkpoint.epochs import Rows
+from strandline.checkpoint.metadata import SinkFile
+from strandline.errors import DamagedFileError, IncompatibleCheckpointError
+from strandline.sinks.base import Stager
+from strandline.storage.retries import Retries
+
+log = logging.getLogger(__name__)
+
+Stagers = Mapping[str, Sequence[tuple[str | None, Stager]]]
+"""For every step, the stagers of the sinks of its outputs. None names the main output."""
+
+
+def check_rows_have_sinks(job: str, rows: Iterable[Rows], stagers: Stagers, *, allow_non_restored: bool) -> None:
+    """Raise `IncompatibleCheckpointError` if there are rows of an output that no sink of the job takes.
+
+    If the user allows that restored things are dropped, these rows are, and a warning says so.
+    """
+    known = {(uid, output) for uid, some in stagers.items() for output, _stager in some}
+    lost: dict[tuple[str, str | None], int] = {}
+    for uid, output, _subtask, _batch, data in rows:
+        if (uid, output) not in known and (count := sum(batch.num_rows for batch in _batches([data], job))):
+            lost[uid, output] = lost.get((uid, output), 0) + count
+    if not lost:
+        return
+    what = ", ".join(f"{count} rows of {_name(uid, output)}" for (uid, output), count in lost.items())
+    if not allow_non_restored:
+        raise IncompatibleCheckpointError(
+            f"job {job!r}: {what} are durable since the newest checkpoint, and no sink of the job takes them straight "
+            "from the step. Start the job once as it was; or, to drop these rows, start it with "
+            "allow_non_restored_state=True."
+        )
+    log.warning("job %s: %s are dropped: no sink of the job takes them", job, what)
+
+
+def stage_rows(job: str, rows: Iterable[Rows], stagers: Stagers, batch: int, retries: Retries) -> list[SinkFile]:
+    """Stage the rows of epochs, which come in their order, as rows of `batch`. What is named is durable.
+
+    Raises `IncompatibleCheckpointError` if a sink cannot take them any more.
+    """
+    gathered: dict[tuple[str, str | None, int], list[bytes]] = {}
+    for uid, output, subtask, _batch, data in rows:
+        gathered.setdefault((uid, output, subtask), []).append(data)
+    files: list[SinkFile] = []
+    for (uid, output, subtask), streams in gathered.items():
+        for name, stager in stagers.get(uid, ()):
+            if name == output:
+                stage = partial(_stage, job, uid, output, subtask, streams, stager, batch)
+                files += retries.call(f"job {job}: staging rows of {_name(uid, output)}", stage)
+    return files
+
+
+def _stage(
+    job: str, uid: str, output: str | None, subtask: int, streams: Sequence[bytes], stager: Stager, batch: int
+) -> list[SinkFile]:
+    try:
+        return list(stager.stage(_batches(streams, job), batch, subtask))
+    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise IncompatibleCheckpointError(
+            f"job {job!r}: rows of {_name(uid, output)} are durable since the newest checkpoint, and the sink cannot "
+            f"take them any more: {type(error).__name__}: {error}. Start the job once as it was, and change it then."
+        ) from error
+
+
+def _batches(streams: Sequence[bytes], job: str) -> Iterator[pa.RecordBatch]:
+    for data in streams:
+        try:
+            with pa.ipc.open_stream(data) as reader:
+                batches = list(reader)
+            for batch in batches:
+                batch.validate(full=True)  # the folder may be crafted
+        except (pa.ArrowException, OSError) as error:
+            raise DamagedFileError(f"job {job!r}: rows of an epoch cannot be read: {error}") from error
+        yield from batches
+
+
+def _name(uid: str, output: str | None) -> str:
+    return f"step {uid!r}" if output is None else f"output {output!r} of step {uid!r}"

@@ -28,6 +28,7 @@ from strandline.runtime.driver.checkpoint_requests import (
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.completion import Completion
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints, MetadataTakenError
+from strandline.runtime.driver.restore.epoch_log import EpochLog
 from strandline.runtime.driver.restore.savepoints import SavepointTarget
 from strandline.runtime.driver.sink_commits import SinkCommits
 from strandline.runtime.liveness.threads import ends_within
@@ -77,7 +78,9 @@ class Checkpoints:
         durable: DurableCheckpoints,
         commits: SinkCommits,
         timeout: float,
+        epoch_log: EpochLog | None = None,
     ) -> None:
+        """In real time the files of an `epoch_log` are deleted when a checkpoint covers them, and none names them."""
         self.failure: StrandlineError | None = None
         self.commit_lock = threading.RLock()
         """Held by whoever commits a batch or takes a barrier."""
@@ -105,6 +108,7 @@ class Checkpoints:
             self._waiters,
             self._savepoints,
             self._lock,
+            epoch_log,
         )
         self._closed = False
         self._suspended = False
@@ -288,6 +292,12 @@ class Checkpoints:
             self._fail(news.checkpoint, news.reason, declined=True)
 
     # --- on request ----------------------------------------------------------------------------------
+
+    def take_soon(self) -> None:
+        """Take a checkpoint of what is committed, without waiting for it."""
+        with self._wake:
+            self._waiters.request()
+            self._wake.notify_all()
 
     def take(self, heal: Callable[[], None] | None = None, *, full: bool = False) -> CheckpointStats | None:
         """Take a checkpoint of everything committed so far, and wait until it is complete.

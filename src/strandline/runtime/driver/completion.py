@@ -20,6 +20,7 @@ from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs
 from strandline.runtime.driver.checkpoint_requests import SavepointRequests, Waiters
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.durable_checkpoints import DurableCheckpoints
+from strandline.runtime.driver.restore.epoch_log import EpochLog
 from strandline.runtime.driver.sink_commits import SinkCommits
 from strandline.runtime.protocol.taskmanager_calls import CheckpointCompleted
 from strandline.sinks.positions import with_positions
@@ -41,6 +42,7 @@ class Completion:
     savepoints: SavepointRequests
     lock: threading.RLock
     """The lock of `Checkpoints`, which protects the coordinator, the inputs and the requests."""
+    epoch_log: EpochLog | None = None
     stage: Callable[[int], list[tuple[int, list[SinkFile]]]] = lambda _batch: []
     """Stages rows of epochs up to a batch that nobody has staged; see `StagedRows.stage`."""
     abandoned: bool = False
@@ -79,7 +81,17 @@ class Completion:
             return
         decision = self._confirm(plan.metadata, won)
         self._announce(plan)
-        self.durable.tidy_up(decision.delete, decision.dropped)
+        self.durable.tidy_up((*decision.delete, *self._covered_epochs(plan.metadata.batch_id)), decision.dropped)
+
+    def _covered_epochs(self, batch: int) -> tuple[FileHandle, ...]:
+        """The files of epochs up to `batch` that no checkpoint names: nobody will name them any more."""
+        if self.epoch_log is None:
+            return ()
+        covered = [FileHandle(path, 0, "") for path in self.epoch_log.covered(batch)]
+        with self.lock:
+            unneeded = self.coordinator.registry.unused(covered)
+        self.epoch_log.forget(handle.path for handle in unneeded)
+        return unneeded
 
     def announce_again(self) -> None:
         """Repeat the last announcement. A task manager that missed it may have built a checkpoint on an older one."""

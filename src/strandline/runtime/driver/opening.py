@@ -415,9 +415,10 @@ class _Opening:
     def start(self, claimed: _Claimed, opened: Recovery, planned: _Planned, undo: ExitStack) -> Generation:
         """Start the checkpoints, hand out initial state, and start the query."""
         run, claim = self._run, claimed.claim
-        checkpoints = self._checkpoints(claimed, planned)
+        epoch_log = EpochLog.of(claim) if self._realtime and self._config.changelog else None
+        checkpoints = self._checkpoints(claimed, planned, epoch_log)
         undo.callback(checkpoints.close)
-        batches = self._batches(claim, checkpoints, planned)
+        batches = self._batches(claim, checkpoints, planned, epoch_log)
         run.progress.begin(
             Shape(
                 claim.generation,
@@ -481,7 +482,9 @@ class _Opening:
         generation.start_figures()
         return generation
 
-    def _batches(self, claim: Claim, checkpoints: Checkpoints, planned: _Planned) -> Batches:
+    def _batches(
+        self, claim: Claim, checkpoints: Checkpoints, planned: _Planned, epoch_log: EpochLog | None
+    ) -> Batches:
         run = self._run
         protocol: BatchProtocol[None] = BatchProtocol(self._subtasks, claim.generation, claim.restored_batch)
         every_batch = self._config.checkpoint_every_batch
@@ -504,10 +507,8 @@ class _Opening:
                 ),
                 ends=planned.topics.ends,
                 cores=run.spark.sparkContext.defaultParallelism,
-                rows=StagedRows(
-                    run.graph.stagers(run.job, run.cluster.run.storage.url, dict(self._config.storage_options))
-                ),
-                epoch_log=EpochLog.of(claim) if self._config.changelog else None,
+                rows=StagedRows(run.job, self._output_stagers(), claim.store.retries),
+                epoch_log=epoch_log,
             )
         return MicroBatches(
             run.cluster,
@@ -522,7 +523,7 @@ class _Opening:
             checkpoint_every_batch=every_batch,
         )
 
-    def _checkpoints(self, claimed: _Claimed, planned: _Planned) -> Checkpoints:
+    def _checkpoints(self, claimed: _Claimed, planned: _Planned, epoch_log: EpochLog | None) -> Checkpoints:
         config, claim, scratch, places = self._config, claimed.claim, planned.scratch.path, planned.source_places
         return Checkpoints(
             claimed.coordinator,
@@ -549,6 +550,7 @@ class _Opening:
             DurableCheckpoints(claim),
             SinkCommits(claim, self._run.progress.sinks, config.sink_backlog),
             config.checkpoint_timeout,
+            epoch_log,
         )
 
     def _capture(self, planned: _Planned) -> Callable[[int], SourcePosition]:

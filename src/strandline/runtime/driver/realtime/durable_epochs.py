@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from strandline.checkpoint.epochs import Rows
 from strandline.checkpoint.metadata import SinkFile, SourcePosition
 from strandline.errors import SlotLostError, StrandlineError
-from strandline.runtime.driver.realtime.staged_rows import EpochRows, StagedRows
+from strandline.runtime.driver.realtime.staged_rows import StagedRows
 from strandline.runtime.driver.restore.epoch_log import EpochLog
 from strandline.runtime.liveness.threads import BackgroundThread
 from strandline.runtime.protocol.slot_calls import EpochSegment
@@ -41,7 +42,7 @@ class CommittedEpoch:
     """The position after it, with its times."""
     segments: Sequence[tuple[int, EpochSegment]] = ()
     """Each with its subtask."""
-    rows: Sequence[EpochRows] = ()
+    rows: Sequence[Rows] = ()
     call_back: Callable[[], None] = lambda: None
     """Gives rows to those who want them at least once: before the epoch is durable, else they might not get them."""
     done: Callable[[], None] = lambda: None
@@ -49,7 +50,7 @@ class CommittedEpoch:
 
     @property
     def size(self) -> int:
-        return sum(len(one.content) for _index, one in self.segments) + sum(len(one.stream) for one in self.rows)
+        return sum(len(one.content) for _index, one in self.segments) + sum(len(stream) for *_of, stream in self.rows)
 
 
 @dataclass(slots=True)
@@ -86,6 +87,11 @@ class DurableEpochs:
         self._failure: StrandlineError | None = None
         self._closed = False
         self._thread = BackgroundThread("durable-epochs", self._loop, self._fail)
+
+    @property
+    def has_log(self) -> bool:
+        """Whether epochs are durable without a checkpoint."""
+        return self._log is not None
 
     def start(self) -> None:
         """Begin. The thread ends after `close`."""
@@ -174,11 +180,7 @@ class DurableEpochs:
                 last.batch,
                 last.position(),
                 [(one.operator, index, batch, one.content) for one, index, batch in segments],
-                [
-                    (one.operator, one.output, one.subtask, one.batch, one.stream)
-                    for epoch in epochs
-                    for one in epoch.rows
-                ],
+                [one for epoch in epochs for one in epoch.rows],
             )
             durable = [
                 DurableSegment(operator, index, file, one.path)

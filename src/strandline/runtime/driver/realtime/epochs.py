@@ -25,7 +25,7 @@ from strandline.runtime.driver.realtime.durable_epochs import CommittedEpoch, Du
 from strandline.runtime.driver.realtime.event_times import EventTimes
 from strandline.runtime.driver.realtime.offsets import EpochPosition, Offsets, SparkEnd
 from strandline.runtime.driver.realtime.slots import EpochSlots
-from strandline.runtime.driver.realtime.staged_rows import EpochRows, StagedRows
+from strandline.runtime.driver.realtime.staged_rows import StagedRows
 from strandline.runtime.driver.recoveries import first_line
 from strandline.runtime.driver.restore.epoch_log import EpochLog
 from strandline.runtime.protocol.cuts import ReadPart
@@ -264,8 +264,10 @@ class Epochs(Batches):
             self._position.become(moved, ended)
             self._newest = self._untold = batch
             self._checkpoints.committed(batch, number, [], began)
+            if number == 0 and self._durable.has_log:
+                self._checkpoints.take_soon()  # the epoch log extends a checkpoint of its own generation
             rows = [
-                EpochRows(batch, one.operator, one.output, index, one.stream)
+                (one.operator, one.output, index, batch, one.stream)
                 for index, slot in sorted(prepared.items())
                 for one in slot.rows
             ]

@@ -7,50 +7,41 @@ takeover can stage them if this driver is lost.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import Final
 
-import pyarrow as pa
-
+from strandline.checkpoint.epochs import Rows
 from strandline.checkpoint.metadata import SinkFile
-from strandline.sinks.base import Stager
+from strandline.runtime.driver.restore.epoch_rows import Stagers, stage_rows
+from strandline.storage.retries import Retries
 
-Outputs = Mapping[str, Sequence[tuple[str | None, Stager]]]
-"""For every step, the stagers of its outputs; None names the main output."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpochRows:
-    """The rows of one output of one subtask in one epoch."""
-
-    batch: int
-    operator: str
-    output: str | None
-    subtask: int
-    stream: bytes
-    """An Arrow stream."""
+_BATCH: Final = 3
+_STREAM: Final = 4
+"""Where in `Rows` the epoch and the rows are."""
 
 
 class StagedRows:
     """Keeps the rows of committed epochs until they are staged. Safe to use from several threads."""
 
-    def __init__(self, outputs: Outputs) -> None:
-        self._outputs = outputs
+    def __init__(self, job: str, stagers: Stagers, retries: Retries) -> None:
+        self._job = job
+        self._stagers = stagers
+        self._retries = retries
         self._lock = threading.Lock()
         self._staging = threading.Lock()
         """Held while rows are staged. Taken before `_lock`."""
-        self._rows: list[EpochRows] = []
+        self._rows: list[Rows] = []
         self._barriers: list[int] = []
         """The epochs after which checkpoints were taken: no file has rows from both sides of one."""
         self.size = 0
         """How many bytes of rows are in memory."""
 
-    def add(self, rows: Iterable[EpochRows]) -> None:
+    def add(self, rows: Iterable[Rows]) -> None:
         """Take the rows of a committed epoch."""
         with self._lock:
             for one in rows:
                 self._rows.append(one)
-                self.size += len(one.stream)
+                self.size += len(one[_STREAM])
 
     def barrier(self, batch: int) -> None:
         """A checkpoint is taken after this epoch, and the rows of no later one are here."""
@@ -65,33 +56,16 @@ class StagedRows:
         with self._staging:
             with self._lock:
                 bounds = [one for one in self._barriers if one < batch] + [batch]
-                groups = [(bound, [one for one in self._rows if one.batch <= bound]) for bound in bounds]
+                groups = [(bound, [one for one in self._rows if one[_BATCH] <= bound]) for bound in bounds]
             done: list[tuple[int, list[SinkFile]]] = []
             taken = 0
             for bound, rows in groups:
                 if len(rows) > taken:
-                    done.append((bound, staged(rows[taken:], self._outputs, bound)))
+                    files = stage_rows(self._job, rows[taken:], self._stagers, bound, self._retries)
+                    done.append((bound, files))
                     taken = len(rows)
             with self._lock:
-                self.size -= sum(len(one.stream) for one in self._rows[:taken])
+                self.size -= sum(len(one[_STREAM]) for one in self._rows[:taken])
                 self._rows = self._rows[taken:]  # rows are added at the end, in the order of epochs
                 self._barriers = [one for one in self._barriers if one > batch]
             return done
-
-
-def staged(rows: Sequence[EpochRows], outputs: Outputs, batch: int) -> list[SinkFile]:
-    """Stage rows for the sinks, as those of one batch: one file for each sink, as a rule."""
-    files: list[SinkFile] = []
-    for operator, stagers in outputs.items():
-        for name, stager in stagers:
-            # Rows of a key are those of one subtask, in the order of epochs.
-            mine = [one.stream for one in rows if (one.operator, one.output) == (operator, name)]
-            if mine:
-                files += stager.stage(iter(_batches(mine)), batch, 0)
-    return files
-
-
-def _batches(streams: Sequence[bytes]) -> list[pa.RecordBatch]:
-    table = pa.concat_tables(pa.ipc.open_stream(stream).read_all() for stream in streams)
-    batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
-    return batches

@@ -1,4 +1,4 @@
-"""Rows of durable epochs that no sink has yet: staged for the sinks of the job that takes over."""
+"""Rows of epochs that no sink has yet: staged by the driver when a checkpoint covers them, or when it takes over."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from strandline.sinks.base import Stager
 from strandline.storage.retries import Retries
 
 log = logging.getLogger(__name__)
+
+ROWS_TOGETHER = 100_000
+"""So many rows of epochs are made one batch."""
 
 Stagers = Mapping[str, Sequence[tuple[str | None, Stager]]]
 """For every step, the stagers of the sinks of its outputs. None names the main output."""
@@ -45,25 +48,26 @@ def check_rows_have_sinks(job: str, rows: Iterable[Rows], stagers: Stagers, *, a
 def stage_rows(job: str, rows: Iterable[Rows], stagers: Stagers, batch: int, retries: Retries) -> list[SinkFile]:
     """Stage the rows of epochs, which come in their order, as rows of `batch`. What is named is durable.
 
-    Raises `IncompatibleCheckpointError` if a sink cannot take them any more.
+    The rows of all subtasks go together. Those of a key belong to one subtask, so they keep their order. Raises
+    `IncompatibleCheckpointError` if a sink cannot take them any more.
     """
-    gathered: dict[tuple[str, str | None, int], list[bytes]] = {}
-    for uid, output, subtask, _batch, data in rows:
-        gathered.setdefault((uid, output, subtask), []).append(data)
+    gathered: dict[tuple[str, str | None], list[bytes]] = {}
+    for uid, output, _subtask, _batch, data in rows:
+        gathered.setdefault((uid, output), []).append(data)
     files: list[SinkFile] = []
-    for (uid, output, subtask), streams in gathered.items():
+    for (uid, output), streams in gathered.items():
         for name, stager in stagers.get(uid, ()):
             if name == output:
-                stage = partial(_stage, job, uid, output, subtask, streams, stager, batch)
+                stage = partial(_stage, job, uid, output, streams, stager, batch)
                 files += retries.call(f"job {job}: staging rows of {_name(uid, output)}", stage)
     return files
 
 
 def _stage(
-    job: str, uid: str, output: str | None, subtask: int, streams: Sequence[bytes], stager: Stager, batch: int
+    job: str, uid: str, output: str | None, streams: Sequence[bytes], stager: Stager, batch: int
 ) -> list[SinkFile]:
     try:
-        return list(stager.stage(_batches(streams, job), batch, subtask))
+        return list(stager.stage(_together(_batches(streams, job)), batch, 0))
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise IncompatibleCheckpointError(
             f"job {job!r}: rows of {_name(uid, output)} are durable since the newest checkpoint, and the sink cannot "
@@ -81,6 +85,20 @@ def _batches(streams: Sequence[bytes], job: str) -> Iterator[pa.RecordBatch]:
         except (pa.ArrowException, OSError) as error:
             raise DamagedFileError(f"job {job!r}: rows of an epoch cannot be read: {error}") from error
         yield from batches
+
+
+def _together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in larger batches: an epoch may have only a few."""
+    gathered: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        gathered.append(batch)
+        rows += batch.num_rows
+        if rows >= ROWS_TOGETHER:
+            yield from pa.Table.from_batches(gathered).combine_chunks().to_batches()
+            gathered, rows = [], 0
+    if rows:
+        yield from pa.Table.from_batches(gathered).combine_chunks().to_batches()
 
 
 def _name(uid: str, output: str | None) -> str:

@@ -98,13 +98,15 @@ class EpochsMachine(RuleBasedStateMachine):
     def write(self, data: st.DataObject, epochs: int) -> None:
         self._write(data.draw(st.sampled_from(self.running)), epochs)
 
-    @rule(dies_at=CALLS, epochs=st.integers(1, 3))
-    def live(self, dies_at: int | None, epochs: int) -> None:
-        """A driver starts, takes a checkpoint, and makes epochs durable; then the next one starts."""
+    @rule(dies_at=CALLS, epochs=st.integers(1, 3), gc=st.booleans())
+    def live(self, dies_at: int | None, epochs: int, gc: bool) -> None:
+        """A driver starts, takes a checkpoint, and makes epochs durable; then the next one starts, perhaps after gc."""
         self.start(None)
         self._checkpoint(self.running[-1], publish=True, materialize=False)
         if self.running:
             self._write(self.running[-1], epochs)
+        if gc:
+            self.collect_garbage(take_over=True)
         self.start(dies_at)
 
     def _write(self, one: Running, epochs: int) -> None:

@@ -124,7 +124,8 @@ class EpochChain:
         """Read what comes next, until there is nothing.
 
         The files are found by their names. A listing, which may be late, only says what to read ahead. A damaged file
-        ends the chain: the rows after it come from the sources again. Raises `NewerFormatError` if a later release wrote one, or `StorageError`.
+        ends the chain: the rows after it come from the sources again. Raises `NewerFormatError` if a later release
+        wrote one, or `StorageError`.
         """
         last = self.files[-1].entry.batch if self.files else self._metadata.batch_id
         with ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="epochs") as pool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -165,6 +166,24 @@ def test_a_crafted_entry_is_refused(changes: dict[str, Any]) -> None:
     assert decode_epochs(sealed(), "here", JOB).generation == GENERATION
     with pytest.raises(MetadataError, match="here"):
         decode_epochs(sealed(**changes), "here", JOB)
+
+
+def golden_epochs() -> tuple[bytes, EpochEntry]:
+    """What the golden file of this version holds."""
+    batches = [batch_id(GENERATION, number) for number in (5, 6)]
+    return written(
+        5,
+        6,
+        [("count", subtask, batch, b"changes") for batch in batches for subtask in range(2)],
+        [("count", output, 0, batches[1], b"rows") for output in (None, "late")],
+    )
+
+
+def test_files_of_the_first_version_stay_readable() -> None:
+    data = (Path(__file__).parent / "golden" / "v1_epochs").read_bytes()
+    _data, entry = golden_epochs()
+    assert decode_epochs(data, "golden", JOB) == entry
+    assert damaged_part(data, entry) is None
 
 
 def test_a_file_of_a_later_release_is_told_from_a_damaged_one() -> None:

@@ -32,6 +32,7 @@ from strandline.checkpoint.metadata import (
     file_key,
     full_bytes,
     keyed_files,
+    segment_file,
     segment_name,
 )
 from strandline.checkpoint.registry import SharedKey
@@ -59,6 +60,8 @@ def sample(version: int = FORMAT_VERSION) -> CheckpointMetadata:
     if version >= 3:
         piece = SourceLogPiece("9f86d081", 70_000, FileHandle("visits/shared/ef56-source", 800, "crc32:00000002"))
         logs = (SourceLog(0, (("9.compact", 70_003), ("10", 2)), (piece,), b"\n{}{}"),)
+    epochs = FileHandle(f"visits/epochs/3/{10:020d}", 70, "crc32:00000003", 6, 500)
+    segments = (segment_file(3_000_000_011, epochs),) if version >= 5 else ()
     times = Times(1_790_000_000_000, ((1_780_000_000_000, None), ()), {"count": -5}) if version >= 4 else None
     return CheckpointMetadata(
         format_version=version,
@@ -87,7 +90,7 @@ def sample(version: int = FORMAT_VERSION) -> CheckpointMetadata:
                 ),
                 states=({"name": "total", "kind": "value", "schema": "n long", "ttl": None},),
             ),
-            SubtaskState("count", 1, 64, 128, "rocksdb", True, ()),
+            SubtaskState("count", 1, 64, 128, "rocksdb", True, segments),
         ),
         source=SourcePosition(3_000_000_011, {"offsets/11": b"v1\n{}\n7", "metadata": b'{"id":"x"}'}, logs, times),
         sink_files=(SinkFile("out", "_staged/p-0", "part-0.parquet", 10, 2048),),

@@ -19,6 +19,7 @@ import msgspec
 from strandline.checkpoint.batch import numbered
 from strandline.checkpoint.home import Refused, check_source
 from strandline.checkpoint.metadata import (
+    FORMAT_VERSION,
     BatchId,
     CheckpointMetadata,
     FileHandle,
@@ -277,6 +278,7 @@ def extended(
     last = epochs[-1].entry
     return msgspec.structs.replace(
         metadata,
+        format_version=FORMAT_VERSION,
         checkpoint_id=checkpoint_id,
         generation=generation,
         batch_id=last.batch,

@@ -17,8 +17,9 @@ from strandline.checkpoint.steps import StepDescription
 from strandline.checkpoint.unpacking import MAX_RATIO, unpacked
 from strandline.errors import CheckpointNotFoundError, IncompatibleCheckpointError, MetadataError, NewerFormatError
 
-FORMAT_VERSION = 4
-"""The format that this release writes. It reads this one and all earlier ones."""
+FORMAT_VERSION = 5
+"""The format that this release writes. It reads this one and all earlier ones. Since version 5, segments may lie in
+files of epochs."""
 
 SEGMENT_SUFFIX = ".segment"
 """The end of the name of a changelog segment. The rest is the number of the last batch in the segment."""

@@ -141,6 +141,25 @@ class SinkDriver:
         self._done(f"has completed checkpoint {number}")
         return metadata
 
+    def complete_with(self, batch: int, files: Sequence[SinkFile]) -> CheckpointMetadata:
+        """A checkpoint of the newest one and of epochs up to `batch`, whose rows are in `files`, is complete."""
+        newest = self.job.newest
+        assert newest is not None
+        number = self.log.next_checkpoint_id
+        metadata = msgspec.structs.replace(
+            newest,
+            checkpoint_id=number,
+            generation=self.log.generation,
+            batch_id=batch,
+            sink_files=(*newest.sink_files, *files),
+        )
+        path = JobPaths(self.job.context.job).metadata(number)
+        entry = self.log.completion_entry(number, path, batch, time.time(), f"nonce-{number}", (number,), ())
+        self.log = self.job.log = self.log.apply(entry)
+        self.job.newest = metadata
+        self._done(f"has completed checkpoint {number} with epochs of the generation before")
+        return metadata
+
     def publish(self, metadata: CheckpointMetadata) -> None:
         files = tuple(file for file in metadata.sink_files if file.sink == self.target.place)
         self._done(f"publishes checkpoint {metadata.checkpoint_id}")
@@ -292,6 +311,31 @@ class SinkContract:
         self.check(job, [("a", 1), ("b", 2)])
         job.start()
         self.check(job, [("a", 1), ("b", 2)])
+
+    def test_rows_of_durable_epochs_that_a_takeover_stages_are_published_once(self, job: SinkJob) -> None:
+        """They are rows of an earlier generation, staged after the target is claimed and before it is recovered."""
+        driver = job.start()
+        driver.checkpoint([("a", 1)])
+        driver.stage([("b", 2)])
+        driver.complete()  # not published
+        driver.batches += 1
+        dies = job.start(recover=False)
+        dies.target.claim(dies.log)
+        driver.stage([("c", 3)])
+        again = job.start(recover=False)
+        again.target.claim(again.log)
+        driver.staged = []
+        driver.batches -= 1
+        files = driver.stage([("c", 3), ("a", 4)])
+        again.complete_with(driver.batch, files)
+        for _ in range(2):
+            again.recover()
+            self.check(job, [("a", 1), ("b", 2), ("c", 3), ("a", 4)])
+            self.check_nothing_waits(job, again)
+        again.checkpoint([("d", 5)])
+        self.check(job, [("a", 1), ("b", 2), ("c", 3), ("a", 4), ("d", 5)])
+        job.start().checkpoint([("e", 6)])
+        self.check(job, [("a", 1), ("b", 2), ("c", 3), ("a", 4), ("d", 5), ("e", 6)])
 
     def test_a_driver_that_was_taken_over_publishes_nothing(self, job: SinkJob) -> None:
         old = job.start()

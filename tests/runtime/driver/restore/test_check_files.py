@@ -16,7 +16,7 @@ from strandline.checkpoint.metadata import (
     SubtaskState,
 )
 from strandline.errors import DamagedFileError
-from strandline.runtime.driver.restore.takeover import _check_files
+from strandline.runtime.driver.restore.candidates import check_files
 from strandline.storage import Storage, open_storage
 from tests.factories import checkpoint_metadata
 
@@ -39,23 +39,23 @@ def late(tmp_path: Path) -> Storage:
 def test_a_file_that_is_not_listed_yet_is_not_missing(late: Storage) -> None:
     late.write(PATH, b"12345")
     assert list(late.list()) == []
-    _check_files(late, checkpoint(5))
+    check_files(late, checkpoint(5))
 
 
 def test_a_piece_of_a_source_log_that_is_not_listed_yet_is_not_missing(late: Storage, tmp_path: Path) -> None:
     log = SourceLog(0, (("0", 5),), (SourceLogPiece("id", 5, FileHandle(PATH, 5, "crc32:0")),))
     metadata = checkpoint_metadata(1, source=SourcePosition(0, {}, (log,)))
     late.write(PATH, b"12345")
-    _check_files(late, metadata)
+    check_files(late, metadata)
     open_storage(f"{tmp_path}/durable").delete([PATH])
     with pytest.raises(DamagedFileError, match="is missing"):
-        _check_files(late, metadata)
+        check_files(late, metadata)
 
 
 def test_a_file_that_is_missing_or_too_short_is_damage(late: Storage, tmp_path: Path) -> None:
     with pytest.raises(DamagedFileError, match="is missing"):
-        _check_files(late, checkpoint(5))
+        check_files(late, checkpoint(5))
     exact = open_storage(f"{tmp_path}/durable")
     exact.write(PATH, b"123")
     with pytest.raises(DamagedFileError, match="has 3 bytes instead of 5"):
-        _check_files(exact, checkpoint(5))
+        check_files(exact, checkpoint(5))

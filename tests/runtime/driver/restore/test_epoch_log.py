@@ -261,10 +261,27 @@ def test_a_later_release_is_not_taken_for_damage(storage: LocalStorage) -> None:
         a_chain(storage, -1)
 
 
-def test_the_chain_is_read_though_nothing_is_listed(storage: LocalStorage) -> None:
-    class Blind(LocalStorage):
+@pytest.mark.parametrize("every", [1, 2, 3, 1000])
+def test_the_chain_is_read_whatever_is_listed(storage: LocalStorage, every: int) -> None:
+    class Late(LocalStorage):
         def list(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
-            return iter(())
+            return (file for number, file in enumerate(super().list(prefix, after)) if number % every == every - 1)
 
-    write(epoch_log(storage), 0)
-    assert last(a_chain(Blind(storage.url), -1)) == 0
+    epochs = epoch_log(storage)
+    for number in range(40):
+        write(epochs, number)
+    write(epochs, 40, 45)
+    found = a_chain(Late(storage.url), 3)
+    assert [one.entry.batch - batch_id(1, 0) for one in found.files] == [*range(4, 40), 45]
+    assert len(found.rows) == 37
+
+
+def test_reading_the_chain_survives_errors_that_pass(storage: LocalStorage) -> None:
+    epochs = epoch_log(storage)
+    for number in range(30):
+        write(epochs, number)
+    options = {"fail_pattern": "^(read|list) .*/epochs/", "fail_every": "3"}
+    faulty = open_storage(f"faulty+{Path(storage.url).as_uri()}", options)
+    found = EpochChain(faulty, PATHS, JobLogStore(faulty, PATHS, retries=Retries(8, first_pause=0)), a_checkpoint(-1))
+    found.read_on()
+    assert last(found) == 29

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from strandline.checkpoint.batch import numbered
@@ -20,7 +23,14 @@ from strandline.checkpoint.epochs import (
     segment_files,
 )
 from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SourcePosition, StateFile, file_paths
-from strandline.errors import AlreadyExistsError, CheckpointError, MetadataError, NewerFormatError, NotFoundError
+from strandline.errors import (
+    AlreadyExistsError,
+    CheckpointError,
+    MetadataError,
+    NewerFormatError,
+    NotFoundError,
+    StorageError,
+)
 from strandline.runtime.driver.restore.job_log import JobLogStore, read_metadata
 from strandline.storage import JobPaths, Storage
 
@@ -28,6 +38,9 @@ if TYPE_CHECKING:
     from strandline.runtime.driver.restore.takeover import Claim
 
 log = logging.getLogger(__name__)
+
+READS_AT_ONCE = 16
+"""How many files of a chain are read at the same time."""
 
 
 class EpochLog:
@@ -110,18 +123,34 @@ class EpochChain:
     def read_on(self) -> None:
         """Read what comes next, until there is nothing.
 
-        The files are found by their names, because a listing may be late. A damaged one ends the chain: the rows
-        after it come from the sources again. Raises `NewerFormatError` if a later release wrote one, or `StorageError`.
+        The files are found by their names. A listing, which may be late, only says what to read ahead. A damaged file
+        ends the chain: the rows after it come from the sources again. Raises `NewerFormatError` if a later release
+        wrote one, or `StorageError`.
         """
         last = self.files[-1].entry.batch if self.files else self._metadata.batch_id
-        self.files.extend(chain(last, self._read))
+        with ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="epochs") as pool:
+            ahead = _Ahead(self._storage, self._listed(last), pool)
+            self.files.extend(chain(last, partial(self._read, ahead)))
+            ahead.cancel()
 
-    def _read(self, first: int) -> StoredEpochs | None:
+    def _listed(self, last: int) -> list[str]:
+        """The files behind a batch that a listing has, which may not be all."""
+        generation, number = numbered(last + 1)
+        folder, _, _name = self._paths.epochs(generation, number).rpartition("/")
+        found = self._retries.call(
+            f"job {self._paths.job}: listing {folder}", lambda: [file.path for file in self._storage.list(folder)]
+        )
+        names = [(name, path) for path in found if (name := self._paths.parse_epochs(path)) is not None]
+        return [path for name, path in sorted(names) if name >= (generation, number)]
+
+    def _read(self, ahead: _Ahead, first: int) -> StoredEpochs | None:
         path = self._paths.epochs(*numbered(first))
         where = f"{self._storage.url}/{path}"
         if path in self._damaged:
             return None
-        data = self._retries.call(f"job {self._paths.job}: reading {path}", lambda: self._content(path))
+        data = ahead.content(path)
+        if data is None:
+            data = self._retries.call(f"job {self._paths.job}: reading {path}", lambda: self._content(path))
         if data is None:
             return None
         try:
@@ -153,6 +182,38 @@ class EpochChain:
             return self._storage.read(path)
         except NotFoundError:
             return None
+
+
+class _Ahead:
+    """Reads listed files before they are asked for: an object store needs as long for one as for many at a time."""
+
+    def __init__(self, storage: Storage, paths: Iterable[str], pool: Executor) -> None:
+        self._storage = storage
+        self._paths = iter(paths)
+        self._pool = pool
+        self._running: dict[str, Future[bytes]] = {}
+        self._go_on()
+
+    def _go_on(self) -> None:
+        for path in islice(self._paths, READS_AT_ONCE - len(self._running)):
+            self._running[path] = self._pool.submit(self._storage.read, path)
+
+    def content(self, path: str) -> bytes | None:
+        """The content of a file; None if it was not listed, or cannot be read, so that the caller has to try."""
+        running = self._running.pop(path, None)
+        self._go_on()
+        if running is None:
+            return None
+        try:
+            return running.result()
+        except StorageError as error:
+            log.info("%s is read once more: %s", path, error)
+            return None
+
+    def cancel(self) -> None:
+        """Read nothing more."""
+        for running in self._running.values():
+            running.cancel()
 
 
 def epochs_of_no_checkpoint(

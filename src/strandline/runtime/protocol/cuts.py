@@ -53,6 +53,8 @@ class CutOrder(msgspec.Struct, frozen=True, array_like=True):
 
     batch: int | None
     """The epoch for which the relay delivers its rows now; None if it should ask again when it has rows."""
+    decided: int | None = None
+    """The epoch before, if slots may not have heard that it is decided. The relay tells those that get rows."""
 
 
 class Section(msgspec.Struct, frozen=True, array_like=True):
@@ -60,6 +62,8 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
 
     batch: int
     rows: int
+    decided: int | None = None
+    """See `CutOrder`."""
 
     def delivery_of(self, exchange: str) -> str:
         """What `Delivery.exchange` calls the section of an exchange."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -54,10 +54,12 @@ class Inbox:
         header: ExchangeHeader,
         schema: pa.Schema,
         messages: Iterator[pa.RecordBatch | Section],
+        decided: Callable[[int], None],
     ) -> None:
         """Keep the rows of an exchange that goes on. A `Section` among `messages` ends the rows of one cut.
 
-        Raises `StaleAttemptError` if the batch of a section is over.
+        `decided` is called with the epochs that sections call decided. Raises `StaleAttemptError` if the batch of a
+        section is over.
         """
         rows = self._section(schema)
         try:
@@ -70,6 +72,8 @@ class Inbox:
                 rows.seal()
                 self._keep(header, message.delivery_of(header.exchange), (message.batch, 0), rows)
                 rows = self._section(schema)
+                if message.decided is not None:
+                    decided(message.decided)
         except BaseException as error:
             with self._arrived:  # whoever waits for a section of this exchange waits in vain
                 self._broken[header.exchange] = error

@@ -33,7 +33,7 @@ from strandline.runtime.slot.work_clock import WorkClock
 from strandline.sinks.base import Stager
 from strandline.state.backends.base import Snapshot, SnapshotFile, StateBackend
 from strandline.state.batch.changes import ChangeSet
-from strandline.state.batch.segment import Chunk, Segment, SegmentHeader, write_segment
+from strandline.state.batch.segment import Chunk, Segment, SegmentHeader, put, seal_in_memory, write_segment
 from strandline.state.handles.look_up import LookUp
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,8 @@ class PreparedBatch:
     """The output rows that the slot has staged for sinks."""
     forwarded: list[Delivery] | None = None
     """The output rows that were delivered to the steps that read them; None before that."""
+    content: bytes | None = None
+    """The segment of an epoch. It is written to the local disk after the commit."""
 
     def discard(self) -> None:
         self.changes.discard()
@@ -166,10 +168,9 @@ class OperatorSlot:
     def segment(self) -> list[EpochSegment]:
         """The segment of what is prepared with its bytes; nothing if it changes nothing."""
         held = self._prepared
-        if held is None or not held.segment.entries:
+        if held is None or held.content is None or not held.segment.entries:
             return []
-        path = held.segment.path
-        return [EpochSegment(self.operator.uid, path.read_bytes(), str(path))]
+        return [EpochSegment(self.operator.uid, held.content, str(held.segment.path))]
 
     def _described(self, segment: Segment) -> Sealed:
         header = segment.header
@@ -196,9 +197,10 @@ class OperatorSlot:
         header: ExchangeHeader,
         schema: pa.Schema,
         messages: Iterator[pa.RecordBatch | Section],
+        decided: Callable[[int], None],
     ) -> None:
-        """Keep the rows of a relay that runs for long, cut by cut."""
-        self._inbox.receive_sections(header, schema, messages)
+        """Keep the rows of a relay that runs for long, cut by cut. `decided` is told of decided epochs."""
+        self._inbox.receive_sections(header, schema, messages, decided)
 
     def input_rows(self, deliveries: Sequence[Delivery], patience: float = 0.0) -> Iterator[pa.RecordBatch]:
         """The rows of these deliveries, as the operator needs them: by partition, or next to others of their key.
@@ -273,13 +275,14 @@ class OperatorSlot:
             self._ran = True
             output.seal()
             chunks = None if changes.spilled else list(changes.chunks())
-            segment = write_segment(
-                path,
-                SegmentHeader(
-                    header.generation, header.batch, header.round, header.operator, header.subtask, header.attempt
-                ),
-                chunks or changes.chunks(),
+            sealed = SegmentHeader(
+                header.generation, header.batch, header.round, header.operator, header.subtask, header.attempt
             )
+            content: bytes | None = None
+            if of_epoch:
+                segment, content = seal_in_memory(path, sealed, chunks or changes.chunks())
+            else:
+                segment = write_segment(path, sealed, chunks or changes.chunks())
             check()
             staged: list[SinkFile] = []
             if not of_epoch:
@@ -291,7 +294,16 @@ class OperatorSlot:
             raise
         counts = RowCounts(counted.rows, output.rows, self.operator.late_rows, counted.bytes, output.size)
         return PreparedBatch(
-            header.batch, header.round, changes, chunks, segment, output, counts, counted.of_groups, staged
+            header.batch,
+            header.round,
+            changes,
+            chunks,
+            segment,
+            output,
+            counts,
+            counted.of_groups,
+            staged,
+            content=content,
         )
 
     def _stage(self, output: KeptRows, batch: int) -> list[SinkFile]:
@@ -341,7 +353,7 @@ class OperatorSlot:
         """Make the prepared batch the state. Returns at once; the next batch and barrier wait until it is applied."""
         with self._busy:
             held = self._prepared
-            if self.committed == batch and held is None:
+            if batch <= self.committed and (held is None or held.batch > batch):
                 return  # the commit was repeated
             if held is None or held.batch != batch:
                 raise StaleAttemptError(f"operator {self.operator.uid}: batch {batch} is not prepared")
@@ -356,6 +368,8 @@ class OperatorSlot:
             for keys, values in held.chunks or held.changes.chunks():
                 self._backend.apply(keys, values)
         self._applied_batch = held.batch
+        if held.content is not None:
+            put(held.segment.path, held.content)
         held.changes.discard()
         held.output.discard()
 

@@ -173,7 +173,13 @@ class Slot(SlotCalls):
         self._check_mine(header)
         schema = reader.schema
         writer.begin(pa.schema([]))
-        operator.receive_sections(header, schema, _messages(reader))
+        operator.receive_sections(header, schema, _messages(reader), self._decided)
+
+    def _decided(self, batch: int) -> None:
+        """An epoch is decided: it becomes part of the state while the rows of the next one are on their way."""
+        for op in self.operators.values():
+            if op.prepared() == (batch, 0):
+                op.commit(batch)
 
     def _serve_exchange(
         self, header: ExchangeHeader, operator: OperatorSlot, context: Any, reader: Any, writer: Any

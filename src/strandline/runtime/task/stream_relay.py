@@ -205,7 +205,7 @@ class StreamedPartition:
                 if self._closed.is_set() or (cut is None and not has_rows):
                     return
             order = self._ask(driver, RelayNews(self._name, cut, has_rows))
-            cut = self._cut(order.batch) if order.batch is not None else None
+            cut = self._cut(order.batch, order.decided) if order.batch is not None else None
 
     def _ask(self, driver: CoordinatorClient, news: RelayNews) -> CutOrder:
         """What the driver says, which may hear the same news several times: it may be busy, or an answer gets lost."""
@@ -217,7 +217,7 @@ class StreamedPartition:
                 if silence.seconds() > self._relay.connections.heartbeat_timeout or self._closed.wait(ASK_AGAIN):
                     raise
 
-    def _cut(self, batch: int) -> Cut:
+    def _cut(self, batch: int, decided: int | None) -> Cut:
         """Send all rows that wait. The slots may get them later: an epoch waits for what it names."""
         with self._changed:
             taken, self._waiting = self._waiting, []
@@ -233,7 +233,7 @@ class StreamedPartition:
             for subtask, some in by_subtask(plain):
                 sent[subtask] = self._exchange(subtask, some.schema)
                 sent[subtask].send(some)
-        return Cut(batch, [exchange.end_section(batch) for exchange in sent.values()], list(read.values()))
+        return Cut(batch, [exchange.end_section(batch, decided) for exchange in sent.values()], list(read.values()))
 
     def _read(self, rows: pa.RecordBatch) -> Iterator[ReadPart]:
         """What the rows show of each part of the source. Raises `StrandlineError` if they are out of order."""
@@ -288,9 +288,9 @@ class SectionExchange(DeliveryExchange):
                 self._writer.close()  # the slot has confirmed all rows, and may be gone
         super().__exit__(kind, *error)
 
-    def end_section(self, batch: int) -> Delivery:
+    def end_section(self, batch: int, decided: int | None) -> Delivery:
         """The rows that were sent since the last section are those of the cut for `batch`."""
-        header, section = self._header, Section(batch, self._rows)
+        header, section = self._header, Section(batch, self._rows, decided)
         assert header.partition is not None
         self._rows = 0
         with self._told():

@@ -271,8 +271,8 @@ class TaskManager(TaskManagerCalls):
     def commit(self, request: ForSlots[CommitBatch]) -> SlotAnswers[CommittedSlot]:
         batch, barrier = request.request.batch, request.request.barrier
         self._durability.committed(batch)
-        self._durability.durable(request.request.durable)
         applied = self._slots.call(request.slots, SlotClient.commit, Commit(batch))
+        self._durability.durable(request.request.durable)
         acks: dict[int, list[SubtaskAck]] = {}
         refused: Failure | None = None
         if barrier is not None and not applied.failures:

@@ -13,7 +13,9 @@ import struct
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, Final
 from uuid import uuid4
@@ -71,6 +73,21 @@ def write_segment(path: Path, header: SegmentHeader, chunks: Iterable[Chunk]) ->
     The file is not synced: it survives the process, but not the host. Raises `StorageFullError` if the disk is full.
     """
     return _seal(path, header, (_batch(keys, values) for keys, values in chunks))
+
+
+def seal_in_memory(path: Path, header: SegmentHeader, chunks: Iterable[Chunk]) -> tuple[Segment, bytes]:
+    """The content of a segment for `path`, where nothing is written yet: see `put`."""
+    buffer = BytesIO()
+    entries, size = _write(buffer, header, (_batch(keys, values) for keys, values in chunks))
+    return Segment(path, header, entries, size), buffer.getvalue()
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a segment that was sealed in memory, as `write_segment` does."""
+    with _appears_at(path) as file:
+        left = memoryview(content)
+        while left:
+            left = left[file.write(left) :]
 
 
 def write_table(path: Path, header: SegmentHeader, table: pa.Table) -> Segment:
@@ -141,16 +158,23 @@ def _batch(keys: list[bytes], values: list[bytes | None]) -> pa.RecordBatch:
 
 
 def _seal(path: Path, header: SegmentHeader, batches: Iterable[pa.RecordBatch]) -> Segment:
+    with _appears_at(path) as file:
+        entries, size = _write(file, header, batches)
+    return Segment(path, header, entries, size)
+
+
+@contextmanager
+def _appears_at(path: Path) -> Iterator[BinaryIO]:
+    """A file that appears at `path` complete or not at all."""
     draft = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     with disk_full_error(path.parent):
         try:
             with draft.open("wb", buffering=0) as file:
-                entries, size = _write(file, header, batches)
+                yield file
             draft.replace(path)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
-    return Segment(path, header, entries, size)
 
 
 def _write(file: BinaryIO, header: SegmentHeader, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:

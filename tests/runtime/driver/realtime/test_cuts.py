@@ -61,7 +61,7 @@ def test_every_row_is_in_one_epoch_and_each_epoch_ends_with_a_prefix(seed: int) 
     while reached != {0: 50, 1: 60, 2: 70, 3: 80}:
         assert cuts.wait_for_rows(30.0)
         batch += 1
-        for one in cuts.cut(batch, never):
+        for one in cuts.cut(batch, None, never):
             assert one.batch == batch
             (part,) = one.read
             assert part.next_offset - part.rows == reached[part.partition]
@@ -74,7 +74,7 @@ def test_nobody_waits_for_a_relay_without_rows() -> None:
     cuts = Cuts("job", patience=30.0)
     assert cuts.next_cut(RelayNews("idle", None, has_rows=False)).batch is None
     assert not cuts.wait_for_rows(0.0)
-    assert cuts.cut(1, never) == []
+    assert cuts.cut(1, None, never) == []
 
 
 def in_background(act: Callable[[], object]) -> threading.Thread:
@@ -88,7 +88,7 @@ def test_a_relay_that_does_not_deliver_is_lost() -> None:
     asking = in_background(lambda: cuts.next_cut(RelayNews("frozen", None, has_rows=True)))
     assert cuts.wait_for_rows(5.0)
     with pytest.raises(SlotLostError, match=r"job job, batch 1: 1 of Spark's tasks .*0.2 s \(heartbeat"):
-        cuts.cut(1, never)
+        cuts.cut(1, None, never)
     asking.join(5)
 
 
@@ -101,7 +101,7 @@ def test_the_end_of_the_run_ends_the_wait_for_relays() -> None:
         raise SlotLostError("the run ends")
 
     with pytest.raises(SlotLostError, match="the run ends"):
-        cuts.cut(1, ends)
+        cuts.cut(1, None, ends)
     asking.join(5)
 
 
@@ -112,7 +112,7 @@ def test_the_failure_of_a_relay_arrives_as_the_error_that_it_was() -> None:
     failure = Failure.of(StorageFullError("the disk of slot 1 is full"))
     told = in_background(lambda: cuts.next_cut(RelayNews("full", None, has_rows=False, failure=failure)))
     with pytest.raises(StorageFullError, match="the disk of slot 1 is full"):
-        cuts.cut(1, never)
+        cuts.cut(1, None, never)
     with pytest.raises(StorageFullError):
         cuts.wait_for_rows(0.0)
     asking.join(5)
@@ -124,7 +124,7 @@ def test_the_cut_of_an_earlier_epoch_counts_for_nothing() -> None:
     asking = in_background(lambda: cuts.next_cut(RelayNews("late", None, has_rows=True)))
     assert cuts.wait_for_rows(5.0)
     with pytest.raises(SlotLostError):
-        cuts.cut(1, never)
+        cuts.cut(1, None, never)
     asking.join(5)
     cuts.next_cut(RelayNews("late", cut(0, 0, 0, 1), has_rows=False))
-    assert cuts.cut(2, never) == []
+    assert cuts.cut(2, None, never) == []

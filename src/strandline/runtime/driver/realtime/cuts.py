@@ -34,6 +34,8 @@ class Cuts:
         """The relays that have been told to cut and have not answered, with the epoch."""
         self._cuts: dict[str, Cut] = {}
         """The answers of the running epoch."""
+        self._decided: int | None = None
+        """What slots are told with the rows of the running epoch; see `CutOrder`."""
         self._failure: StrandlineError | None = None
         """The error of the first relay that reported one."""
 
@@ -59,7 +61,7 @@ class Cuts:
                     # It asks again at once. If it never does, it is told to cut all the same, and found to be lost.
                     return NO_ORDER
                 self._changed.wait(left)
-            return CutOrder(self._orders[news.relay])
+            return CutOrder(self._orders[news.relay], self._decided)
 
     def wait_for_rows(self, seconds: float) -> bool:
         """Whether some relay has rows, now or within so many seconds. Raises the failure of a relay."""
@@ -72,8 +74,10 @@ class Cuts:
         if self._failure is not None:
             raise self._failure
 
-    def cut(self, batch: int, check: Callable[[], None]) -> list[Cut]:
+    def cut(self, batch: int, decided: int | None, check: Callable[[], None]) -> list[Cut]:
         """Have every relay that has rows deliver them for an epoch; returns what each delivered.
+
+        `decided` is the epoch before, if the slots have not heard that it is decided: they hear it with the rows.
 
         `check` is called while relays work; its error ends the wait. Raises `SlotLostError` if a relay is silent, and
         the failure of a relay that fails.
@@ -81,6 +85,7 @@ class Cuts:
         deadline = time.monotonic() + self._patience
         with self._changed:
             self._cuts = {}
+            self._decided = decided
             self._orders = dict.fromkeys(self._waiting, batch)
             self._waiting = set()
             self._changed.notify_all()

@@ -214,7 +214,7 @@ class Epochs(Batches):
         ended = self._position.spark_end()
         number = self._number + 1
         batch = batch_id(self.generation, number)
-        cuts = self.cuts.cut(batch, self._check_not_ending)
+        cuts = self.cuts.cut(batch, self._untold, self._check_not_ending)
         deliveries = [delivery for cut in cuts for delivery in cut.deliveries]
         read = [part for cut in cuts for part in cut.read]
         with self._checkpoints.commit_lock:  # no barrier comes between the commit of the last epoch and this one

@@ -39,11 +39,12 @@ QUICK_LOGS: Final = MappingProxyType(
         "fs.file.impl.disable.cache": "true",  # else the usual one is there already
     }
 )
-"""With these, a query of micro-batches opens its logs without checksums, and without a call of `chmod`.
+"""With these, a query of micro-batches opens its logs without checksums, and so with fewer calls of `chmod`.
 
 Hadoop's usual local files have a second file with checksums each. And without Hadoop's native library a process that
-runs `chmod` is started for each, which takes some seven milliseconds, twice a batch or more. The folder of the logs is
-private, and scratch. Once the logs are open, `restore` gives the session of the query the user's settings back.
+runs `chmod` is started for each file, which takes some five milliseconds: twice a batch, and without these settings
+four times. The folder of the logs is private, and scratch. Once the logs are open, `restore` gives the session of the
+query the user's settings back.
 """
 
 UserSettings = Mapping[str, str | None]

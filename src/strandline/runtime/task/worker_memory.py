@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 
+from strandline.runtime.task.worker_socket import pass_on_at_once
+
 FREEZE_AT_TASK = 3
 """Later tasks import nothing that is worth another look."""
 
@@ -15,11 +17,12 @@ _tasks: set[int] = set()
 
 
 def begin_task(attempt: int) -> None:
-    """Called in every task of ours, perhaps several times. In the `FREEZE_AT_TASK`th one of a worker, all objects are
-    frozen.
+    """Called in every task of ours before it reads a row, perhaps several times.
 
-    The collection after the task before has just left no garbage, so no garbage is frozen either.
+    Has TCP pass on the rows at once; see `worker_socket`. In the `FREEZE_AT_TASK`th task of a worker, all objects are
+    frozen. The collection after the task before has just left no garbage, so no garbage is frozen either.
     """
+    pass_on_at_once()
     if len(_tasks) < FREEZE_AT_TASK:
         _tasks.add(attempt)
         if len(_tasks) == FREEZE_AT_TASK:

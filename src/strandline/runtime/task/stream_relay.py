@@ -33,6 +33,7 @@ from strandline.runtime.protocol.exchange import Delivery, ExchangeHeader
 from strandline.runtime.protocol.failures import Failure
 from strandline.runtime.protocol.messages import BatchTime
 from strandline.runtime.task.worker_memory import begin_task
+from strandline.runtime.task.worker_socket import QuickAnswers
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +78,12 @@ class StreamRelay:
         task = TaskContext.get()
         assert task is not None
         begin_task(task.taskAttemptId())
-        with StreamedPartition(self, task.partitionId(), task.taskAttemptId()) as partition:
+        with (
+            StreamedPartition(self, task.partitionId(), task.taskAttemptId()) as partition,
+            QuickAnswers() as to_jvm,
+        ):
             for batch in batches:
+                to_jvm.again()
                 if FOLLOWER_COLUMN not in batch.schema.names:
                     partition.add(batch)
                     continue

@@ -10,14 +10,17 @@ import os
 import runpy
 import sys
 
-NEEDED = ("pandas", "pyspark.worker", "strandline.runtime.task.launcher", "strandline.runtime.task.stream_relay")
+NEEDED = {
+    "pyspark.worker": ("pyspark.worker", "strandline.runtime.task.launcher", "strandline.runtime.task.stream_relay")
+}
+"""What several workers need that run a module of Spark's; other modules are run by one worker."""
 
 
 def main() -> None:
     # A process with threads is not to be forked: NumPy would start one of a pool when it is imported.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     sys.path.insert(0, os.getcwd())
-    for module in NEEDED:
+    for module in NEEDED.get(sys.argv[-1], ()):
         importlib.import_module(module)
     del os.environ["OPENBLAS_NUM_THREADS"]
     del sys.argv[0]

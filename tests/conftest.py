@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -34,10 +35,16 @@ RUNS = tempfile.mkdtemp(prefix="strandline-runs-")
 os.environ["STRANDLINE_RUNS_DIR"] = RUNS
 atexit.register(shutil.rmtree, RUNS, ignore_errors=True)
 
+# Jobs flush their files to the disk all the time: their folders are in memory where there is room.
+MEMORY = "/dev/shm"
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
+
 # A shell starts a program in the background so that it ignores Ctrl-C. Processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["PYSPARK_PYTHON"] = str(Path(__file__).with_name("spark_python.sh"))
+os.environ["STRANDLINE_TESTS_PYTHON"] = sys.executable
 # Every JVM that a test starts, in whatever process, lives for seconds: it is not worth its while to optimise much.
 os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 

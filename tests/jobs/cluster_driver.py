@@ -60,6 +60,7 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     root.mkdir(parents=True, exist_ok=True)
     os.environ[TCP_ONLY] = "1"
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # not that of other tests: Spark starts its own daemon
     spark = (
         SparkSession.builder.master(master)
         .config(f"spark.executorEnv.{TCP_ONLY}", "1")

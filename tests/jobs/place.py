@@ -35,7 +35,6 @@ def start_spark() -> SparkSession:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.jars", ",".join(str(jar) for jar in CONNECTOR.glob("*.jar")))
-        .config("spark.python.daemon.module", "tests.spark_daemon")
         .config("spark.executorEnv.PYTHONPATH", str(REPOSITORY))
         .getOrCreate()
     )

@@ -190,7 +190,7 @@ def test_a_later_run_goes_on_behind_a_drain_with_the_true_watermark(clicks: Clic
 
 def test_rows_that_were_not_read_are_left_to_the_next_run(clicks: Clicks, runs: list[sl.JobRun]) -> None:
     # every file has windows of its own
-    files = [[(user, ts + timedelta(minutes=5 * number)) for user, ts in EVENTS] for number in range(10)]
+    files = [[(user, ts + timedelta(minutes=5 * number)) for user, ts in EVENTS] for number in range(6)]
     for events in files:
         clicks.write(events)
     run = pipeline(clicks).start()

@@ -14,7 +14,7 @@ from strandline.operators.columns.schemas import arrow_schema
 from strandline.state.backends.base import StateBackend
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.batch.changes import ChangeSet
-from strandline.state.coding.values import canonical_floats
+from strandline.state.coding.floats import canonical_floats
 
 
 def checked_rows(operator: Operator, out: pa.RecordBatch) -> list[tuple[Any, ...]]:

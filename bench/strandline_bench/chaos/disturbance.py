@@ -217,9 +217,9 @@ class _Driver:
 
     def __init__(self, command: list[str], log: Path, mark: str) -> None:
         environment = {
+            "PYSPARK_PYTHON": sys.executable,
             **os.environ,
             MARK: mark,
-            "PYSPARK_PYTHON": sys.executable,
             "SPARK_SUBMIT_OPTS": JVM_OPTIONS,
         }
         with log.open("ab") as out:

@@ -73,11 +73,11 @@ class _Worker:
         self.trials = 0
         self.log = self.folder / "log"
         environment = {
+            "PYSPARK_PYTHON": sys.executable,
             **os.environ,
             MARK: self.mark,
             CONNECTION_HOOK: HOOK,
             TRIGGER_VARIABLE: str(self.folder / "control"),
-            "PYSPARK_PYTHON": sys.executable,
             "SPARK_SUBMIT_OPTS": JVM_OPTIONS,
         }
         with self.log.open("ab") as log:

@@ -109,9 +109,9 @@ class _Soak:
         self.kills: list[dict[str, Any]] = []
         self.samples: list[Sample] = []
         environment = {
+            "PYSPARK_PYTHON": sys.executable,
             **os.environ,
             MARK: self._mark,
-            "PYSPARK_PYTHON": sys.executable,
             "SPARK_SUBMIT_OPTS": JVM_OPTIONS,
         }
         how = "changelog" if changelog else "snapshots"

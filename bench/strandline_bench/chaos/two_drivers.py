@@ -97,9 +97,9 @@ class _Driver:
         self.mark = os.urandom(6).hex()
         self._told = home / f"driver-{number}.events"
         environment = {
+            "PYSPARK_PYTHON": sys.executable,
             **os.environ,
             MARK: self.mark,
-            "PYSPARK_PYTHON": sys.executable,
             "SPARK_SUBMIT_OPTS": JVM_OPTIONS,
         }
         arguments = json.dumps([str(home), seed, changelog, number])

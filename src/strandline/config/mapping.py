@@ -8,14 +8,15 @@ import re
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
-
-import yaml
+from typing import TYPE_CHECKING, Any, cast
 
 from strandline.config import option as kinds
 from strandline.config.option import Option
 from strandline.config.rocksdb import SETTINGS, RocksDBOptions
 from strandline.errors import ConfigError, UnknownOptionError
+
+if TYPE_CHECKING:
+    import yaml
 
 FIXED_KEYS: Mapping[str, str] = {
     "state.backend.changelog.storage": "filesystem",
@@ -107,6 +108,8 @@ def read_mapping(
 
 def read_file(path: str | PathLike[str]) -> dict[str, object]:
     """Returns the flat keys of a YAML file; raises `ConfigError` if it cannot be read or holds no mapping."""
+    import yaml  # here, because slots and task managers read no file
+
     try:
         text = Path(path).read_text(encoding="utf-8")
         if len(text) > _MAX_LENGTH or text.count("[") + text.count("{") > _MAX_BRACKETS:
@@ -131,6 +134,8 @@ def read_file(path: str | PathLike[str]) -> dict[str, object]:
 
 def _where(error: yaml.YAMLError | ValueError | RecursionError) -> str:
     """The place of an error in a YAML file, without a word of the file."""
+    import yaml
+
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         # Other kinds of errors quote names from the file.

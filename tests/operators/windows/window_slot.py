@@ -16,7 +16,7 @@ from strandline.operators.windows.window_operator import WindowOperator
 from strandline.state.backends.base import StateBackend
 from strandline.state.backends.heap import HeapBackend
 from strandline.state.batch.changes import ChangeSet
-from strandline.state.coding.values import canonical_floats
+from strandline.state.coding.floats import canonical_floats
 from tests.operators.mini_slot import checked_rows, checked_times
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 
 import msgspec
@@ -90,12 +91,18 @@ def _answers(known: Registration, run: RunInfo) -> bool:
 
 
 def _python_path() -> list[str]:
-    """The module path of the new process: that of this process, but with an installed PySpark before Spark's archive.
+    """The module path of the new process: that of this process, but with an installed PySpark before Spark's archives.
 
     Python caches no bytecode of modules in an archive: each process would compile PySpark again and take twice as long
-    to start.
+    to start. It would also read the table of contents of a jar with thousands of classes.
     """
-    return sorted(filter(None, sys.path), key=lambda entry: Path(entry).name == "pyspark.zip")
+    return sorted(filter(None, sys.path), key=_is_of_spark)
+
+
+def _is_of_spark(entry: str) -> bool:
+    """Whether Spark itself has put this archive on the path."""
+    name = Path(entry).name
+    return name == "pyspark.zip" or fnmatch(name, "py4j-*-src.zip") or fnmatch(name, "spark-core_*.jar")
 
 
 def _start(run: RunInfo, identity: str, executor: int, address_file: Path, log_path: Path) -> None:

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, StructType
 
 from strandline.errors import SchemaError
-from strandline.state.coding.values import MisfitError, canonical_floats, check_for, python_type, rounds, shown
+from strandline.state.coding.floats import canonical_floats
+from strandline.state.coding.values import MisfitError, check_for, python_type, rounds, shown
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import JobDefinitionError, SchemaError
-from strandline.state.coding.values import canonical_floats
+from strandline.state.coding.floats import canonical_floats
 
 Bytes2D = npt.NDArray[np.uint8]
 

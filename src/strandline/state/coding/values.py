@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
@@ -344,16 +343,3 @@ def _struct(data_type: StructType) -> Check:
         return tuple(checked)
 
     return check
-
-
-def canonical_floats(value: Any) -> Any:
-    """`value` with one form of NaN and without negative zeros, at any depth, so that equal values have equal bytes."""
-    if isinstance(value, float):
-        return math.nan if value != value else value + 0.0
-    if isinstance(value, tuple):
-        return tuple(map(canonical_floats, value))
-    if isinstance(value, list):
-        return list(map(canonical_floats, value))
-    if isinstance(value, dict):
-        return {canonical_floats(key): canonical_floats(item) for key, item in value.items()}
-    return value

@@ -460,7 +460,14 @@ class Checkpoints:
         with self.commit_lock:
             if self._closed or self._suspended or self.failure is not None or not self._wants_barrier():
                 return
-            self.before_barrier()
+            try:
+                self.before_barrier()
+            except SlotLostError as error:
+                log.warning("job %s: no checkpoint now: %s", self._shape.job, error)
+                with self._wake:
+                    self._refuse(CheckpointInterruptedError("a slot was lost before the checkpoint was taken"))
+                    self._wake.wait(SLOTS_MISSING_PAUSE)
+                return
             while self._savepoints:
                 self._trigger_savepoint()
             with self._lock:

@@ -525,6 +525,11 @@ class Cluster(CoordinatorCalls):
             self._segments.take_in(durable)
         return self._every_slot(TaskManagerClient.commit, CommitBatch(batch, barrier, list(durable)))
 
+    def note_durable(self, segments: Sequence[DurableSegment]) -> None:
+        """Note segments of decided epochs, from which a lost slot can be rebuilt."""
+        with self._lock:
+            self._segments.take_in(segments)
+
     def epoch_slots(self) -> EpochSlots:
         """Calls to all slots of this generation without their task managers."""
         deployment = self._deployment

@@ -11,11 +11,12 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from strandline.checkpoint.batch import BatchProtocol, batch_id
 from strandline.errors import ConfigError, NotFoundError, SlotLostError, StrandlineError
-from strandline.runtime.driver.batches import LOOK_EVERY, MAX_ROUNDS, Batches, Outlets
+from strandline.runtime.driver.batches import LOOK_EVERY, Batches, Outlets
 from strandline.runtime.driver.checkpointing import Checkpoints
 from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Cluster
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 
 LOOK_AT_ENDS_EVERY = 1.0
 """Seconds that pass at least between two times that Kafka is asked where the topics end, unless somebody waits."""
+MOST_UNTOLD = 5_000
+"""With more segments than that, task managers hear of them before a checkpoint: they merge them."""
 END_PATIENCE = 10.0
 """Seconds that the epoch in progress gets to end with its generation."""
 
@@ -125,7 +128,11 @@ class Epochs(Batches):
             while not self._ending.is_set() and self.failure is None:
                 if self._partitions is None:
                     self._count_partitions()
-                if self._gate.wait(LOOK_EVERY) and (self.cuts.wait_for_rows(LOOK_EVERY) or self._due()):
+                if not self._gate.wait(LOOK_EVERY):
+                    continue
+                if not self.cuts.wait_for_rows(LOOK_EVERY) and not self._due():
+                    self._tell_slots()
+                else:
                     began = time.monotonic()
                     if self._looked is None:
                         self._look_at_ends()
@@ -214,6 +221,9 @@ class Epochs(Batches):
         ended = self._position.spark_end()
         number = self._number + 1
         batch = batch_id(self.generation, number)
+        if self._durable.untold > MOST_UNTOLD:
+            with self._checkpoints.commit_lock:
+                self.settle()
         cuts = self.cuts.cut(batch, self._untold, self._check_not_ending)
         deliveries = [delivery for cut in cuts for delivery in cut.deliveries]
         read = [part for cut in cuts for part in cut.read]
@@ -325,32 +335,31 @@ class Epochs(Batches):
         batch = self._newest
         if self._told >= batch:
             return
-        self._durable.wait(batch, self._check_not_ending)
-        self._rows.barrier(batch)
-        segments = self._durable.take_segments()
-        try:
-            self._tell(batch, segments)
-        except BaseException:
-            self._durable.give_back(segments)
-            raise
+        with self._durable_segments(batch) as segments:
+            self._rows.barrier(batch)
+            self._cluster.commit(batch, durable=segments)
         self._note_applied(batch)
         self._told, self._untold = batch, None
 
-    def _tell(self, batch: int, segments: list[DurableSegment]) -> None:
-        for attempt in range(MAX_ROUNDS):
-            try:
-                self._cluster.commit(batch, durable=segments)
-                return
-            except SlotLostError:
-                if not self.query_ended or attempt == MAX_ROUNDS - 1:
-                    raise
-                super().recover()
+    @contextmanager
+    def _durable_segments(self, batch: int) -> Iterator[list[DurableSegment]]:
+        """The segments that task managers have not heard of, once `batch` is durable. An error means: they have not."""
+        self._durable.wait(batch, self._check_not_ending)
+        segments = self._durable.take_segments()
+        try:
+            yield segments
+        except BaseException:
+            self._durable.give_back(segments)
+            raise
 
-    def hold(self, meanwhile: Callable[[], None]) -> None:
-        super().hold(meanwhile)
+    def _tell_slots(self) -> None:
+        """While there are no rows: have the slots commit the last epoch. Nobody would tell them before the next one."""
         with self._checkpoints.commit_lock:
-            if self.failure is None:
-                self.settle()
+            if self._untold is not None and not self._ending.is_set():
+                assert self._slots is not None
+                self._slots.commit(self._untold, self._check_not_ending)
+                self._note_applied(self._untold)
+                self._untold = None
 
     def recover(self, asked_to_end: Callable[[], bool] = lambda: False) -> None:
         """Replace lost slots, once the query has ended; before, a loss ends the generation: raises `SlotLostError`.
@@ -360,6 +369,9 @@ class Epochs(Batches):
         if not self.query_ended:
             lost = "; ".join(f"slot {index}: {why}" for index, why in sorted(self._cluster.lost().items()))
             raise SlotLostError(f"job {self._cluster.run.job}: {lost or 'a slot was lost'}")
+        with self._checkpoints.commit_lock, self._durable_segments(self._newest) as segments:
+            self._cluster.note_durable(segments)  # of them lost slots are rebuilt
+            self._durable.give_back(segments)
         super().recover(asked_to_end)
 
     def end(

@@ -72,6 +72,10 @@ class RealtimeGeneration(Generation):
 
     def drain(self, check: Callable[[], None]) -> None:
         self._end_query()
+        with self.batches.between_batches(check):
+            self._epochs.recover()
+            with self.checkpoints.commit_lock:
+                self._epochs.settle()
         super().drain(check)
 
     def _end_query(self) -> None:

@@ -372,7 +372,8 @@ class Config:
         "batch",
         kinds.choice("batch", "realtime"),
         doc="`batch`: Spark cuts the stream into micro-batches. `realtime`: rows of Kafka reach the slots as they "
-        "arrive, and are committed in epochs of some milliseconds. Needs Spark 4.3.",
+        "arrive, and are committed in epochs of some milliseconds. With the changelog an epoch is durable without a "
+        "checkpoint, and `checkpoint_interval` says how soon rows are visible in sinks. Needs Spark 4.3.",
     )
     epoch_interval: Duration = option(
         "10ms",

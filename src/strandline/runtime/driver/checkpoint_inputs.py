@@ -66,9 +66,9 @@ class CheckpointInputs:
         self.committed = committed
         self._uncovered += [(committed.batch, file) for file in files]
 
-    def add_staged(self, staged: Iterable[tuple[int, list[SinkFile]]]) -> None:
-        """Rows of committed epochs are staged, each with the last epoch that it may hold."""
-        self._uncovered += [(batch, file) for batch, files in staged for file in files]
+    def add_staged(self, batch: int, files: Iterable[SinkFile]) -> None:
+        """Rows of committed epochs are staged, the last of which is at most `batch`."""
+        self._uncovered += [(batch, file) for file in files]
 
     def sink_files(self, batch: int) -> list[SinkFile]:
         """The staged files up to `batch` that no completed checkpoint covers."""

@@ -206,14 +206,14 @@ class Checkpoints:
             if self._coordinator.due_at() < self._sleeps_until:
                 self._wake.notify_all()
 
-    def stages(self, stage: Callable[[int], list[tuple[int, list[SinkFile]]]]) -> None:
+    def have_staged(self, stage: Callable[[int], None]) -> None:
         """Have a checkpoint call `stage` for the rows that it publishes; see `Completion.stage`."""
         self._completion.stage = stage
 
-    def staged(self, staged: list[tuple[int, list[SinkFile]]]) -> None:
-        """Rows of committed epochs were staged; see `StagedRows.stage`."""
+    def note_staged(self, batch: int, files: list[SinkFile]) -> None:
+        """Rows of committed epochs, up to `batch`, were staged."""
         with self._lock:
-            self._inputs.add_staged(staged)
+            self._inputs.add_staged(batch, files)
 
     def begin_with_commit(self, batch: int, began: float, *, wanted: bool = False) -> Barrier | None:
         """Begin a checkpoint whose barrier comes with the commit of `batch`; None if none is due, or can be.
@@ -293,11 +293,12 @@ class Checkpoints:
 
     # --- on request ----------------------------------------------------------------------------------
 
-    def take_soon(self) -> None:
+    def take_soon(self) -> Future[CheckpointStats]:
         """Take a checkpoint of what is committed, without waiting for it."""
         with self._wake:
-            self._waiters.request()
+            future = self._waiters.request()
             self._wake.notify_all()
+            return future
 
     def take(self, heal: Callable[[], None] | None = None, *, full: bool = False) -> CheckpointStats | None:
         """Take a checkpoint of everything committed so far, and wait until it is complete.
@@ -457,6 +458,8 @@ class Checkpoints:
         return max(0.0, min(due if math.isfinite(due) else 1.0, 1.0))
 
     def _trigger_if_due(self) -> None:
+        if not self._wants_barrier():
+            return  # whoever works on a batch may hold the lock for long
         with self.commit_lock:
             if self._closed or self._suspended or self.failure is not None or not self._wants_barrier():
                 return

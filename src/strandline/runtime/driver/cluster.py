@@ -525,9 +525,10 @@ class Cluster(CoordinatorCalls):
             self._segments.take_in(durable)
         return self._every_slot(TaskManagerClient.commit, CommitBatch(batch, barrier, list(durable)))
 
-    def note_durable(self, segments: Sequence[DurableSegment]) -> None:
-        """Note segments of decided epochs, from which a lost slot can be rebuilt."""
+    def note_decided(self, batch: int, segments: Sequence[DurableSegment]) -> None:
+        """Note a decided epoch that slots have not heard of, and the segments from which a lost slot can be rebuilt."""
         with self._lock:
+            self._segments.decided(batch, self.run.changelog is not None)
             self._segments.take_in(segments)
 
     def epoch_slots(self) -> EpochSlots:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from strandline.checkpoint.coordinator import CheckpointCoordinator, JobShape
 from strandline.checkpoint.decisions import CompletionDecision, CompletionPlan
-from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SinkFile, all_files
+from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, all_files
 from strandline.checkpoint.stats import CheckpointStats
 from strandline.runtime.driver.checkpoint_inputs import CheckpointInputs
 from strandline.runtime.driver.checkpoint_requests import SavepointRequests, Waiters
@@ -43,7 +43,7 @@ class Completion:
     lock: threading.RLock
     """The lock of `Checkpoints`, which protects the coordinator, the inputs and the requests."""
     epoch_log: EpochLog | None = None
-    stage: Callable[[int], list[tuple[int, list[SinkFile]]]] = lambda _batch: []
+    stage: Callable[[int], None] = lambda _batch: None
     """Stages rows of epochs up to a batch that nobody has staged; see `StagedRows.stage`."""
     abandoned: bool = False
     """Whether the generation was closed while the thread waited for storage. Then the thread tells nobody anything."""
@@ -109,9 +109,8 @@ class Completion:
             return None
         # Both may wait, for Spark and for storage, so this thread holds no lock.
         position, uploaded = self.inputs.store_logs(inputs.position, whole=whole)
-        staged = self.stage(inputs.batch)
+        self.stage(inputs.batch)
         with self.lock:
-            self.inputs.add_staged(staged)
             if self.inputs.of(checkpoint_id) is not None:
                 return self.coordinator.prepare_completion(
                     checkpoint_id,

@@ -20,6 +20,8 @@ class DurableSegments:
         self._files: dict[int, list[tuple[str, StateFile]]] = {}
         self._prepared: dict[int, Mapping[str, SegmentUpload]] = {}
         self._prepared_batch = -1
+        self._newest: dict[tuple[str, int], int] = {}
+        """The last batch of the segments that `take_in` has noted, by operator and slot."""
         self._gap = -1
         """The newest committed batch of which some segment is not durable."""
 
@@ -54,9 +56,10 @@ class DurableSegments:
     def take_in(self, segments: Iterable[DurableSegment]) -> None:
         """Note segments of committed epochs, in their order. They may be noted again."""
         for one in segments:
-            known = self._files.setdefault(one.subtask, [])
-            if (one.operator, one.file) not in known:
-                known.append((one.operator, one.file))
+            at = (one.operator, one.subtask)
+            if last_batch(one.file) > self._newest.get(at, -1):
+                self._newest[at] = last_batch(one.file)
+                self._files.setdefault(one.subtask, []).append((one.operator, one.file))
 
     def truncate(self, batch: int) -> None:
         """Forget the segments up to `batch`: a completed checkpoint covers them."""

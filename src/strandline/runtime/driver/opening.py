@@ -507,7 +507,7 @@ class _Opening:
                 ),
                 ends=planned.topics.ends,
                 cores=run.spark.sparkContext.defaultParallelism,
-                rows=StagedRows(run.job, self._output_stagers(), claim.store.retries),
+                rows=StagedRows(run.job, self._output_stagers(), claim.store.retries, checkpoints.note_staged),
                 epoch_log=epoch_log,
             )
         return MicroBatches(

@@ -176,8 +176,6 @@ class PrepareEpoch(msgspec.Struct, frozen=True):
     """The operators. Those that read rows of these come with a later call."""
     addresses: str
     """Names where the slots are; see `Cluster.addresses`."""
-    last: bool
-    """Whether all operators of the slot are prepared then."""
     commits: int | None = None
     """The epoch before, if the slot has not been told that it is decided."""
 
@@ -214,6 +212,8 @@ class Commit(msgspec.Struct, frozen=True):
     """The decision that a batch is part of the state."""
 
     batch: int
+    applied: bool = False
+    """Whether the answer waits until the batch is applied, and its segment is on the slot's disk."""
 
 
 class Query(msgspec.Struct, frozen=True):

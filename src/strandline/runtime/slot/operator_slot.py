@@ -279,7 +279,7 @@ class OperatorSlot:
                 header.generation, header.batch, header.round, header.operator, header.subtask, header.attempt
             )
             content: bytes | None = None
-            if of_epoch:
+            if of_epoch and self._spec.run.changelog is not None:  # else a lost slot is rebuilt from the local file
                 segment, content = seal_in_memory(path, sealed, chunks or changes.chunks())
             else:
                 segment = write_segment(path, sealed, chunks or changes.chunks())
@@ -372,6 +372,10 @@ class OperatorSlot:
             put(held.segment.path, held.content)
         held.changes.discard()
         held.output.discard()
+
+    def wait_until_applied(self) -> None:
+        """Return when the last commit is in the backend, and its segment on the local disk."""
+        self._applied.result()
 
     def compact(self) -> None:
         """Compact the state on disk, before a snapshot that many checkpoints will name. Batches go on meanwhile."""

@@ -352,6 +352,9 @@ class Slot(SlotCalls):
             due = op.next_timer()
             if due is not None:
                 timers[uid] = due
+        if request.applied:
+            for op in self.operators.values():
+                op.wait_until_applied()
         return timers
 
     def compact(self, request: Nothing) -> None:

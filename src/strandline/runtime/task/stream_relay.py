@@ -290,7 +290,7 @@ class SectionExchange(DeliveryExchange):
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             with suppress(flight.FlightError, pa.ArrowException, OSError):
-                self._writer.close()  # the slot has confirmed all rows, and may be gone
+                self._writer.close()  # an epoch has all rows that this relay has sent, and the slot may be gone
         super().__exit__(kind, *error)
 
     def end_section(self, batch: int, decided: int | None) -> Delivery:

@@ -271,7 +271,9 @@ class TaskManager(TaskManagerCalls):
     def commit(self, request: ForSlots[CommitBatch]) -> SlotAnswers[CommittedSlot]:
         batch, barrier = request.request.batch, request.request.barrier
         self._durability.committed(batch)
-        applied = self._slots.call(request.slots, SlotClient.commit, Commit(batch))
+        applied = self._slots.call(
+            request.slots, SlotClient.commit, Commit(batch, applied=bool(request.request.durable))
+        )
         self._durability.durable(request.request.durable)
         acks: dict[int, list[SubtaskAck]] = {}
         refused: Failure | None = None

@@ -13,7 +13,7 @@ import pytest
 from strandline.checkpoint.batch import batch_id
 from strandline.checkpoint.metadata import SourcePosition, last_batch
 from strandline.errors import FencedError, SlotLostError, StorageError, StrandlineError, UserCodeError
-from strandline.runtime.driver.realtime.durable_epochs import MOST_EPOCHS, CommittedEpoch, DurableEpochs
+from strandline.runtime.driver.realtime.durable_epochs import MOST_EPOCHS, DecidedEpoch, DurableEpochs
 from strandline.runtime.driver.realtime.staged_rows import StagedRows
 from strandline.runtime.driver.restore.epoch_log import EpochLog
 from strandline.runtime.driver.restore.job_log import JobLogStore
@@ -57,15 +57,14 @@ class Driver:
         self.failed: list[StrandlineError] = []
         self.durable = DurableEpochs(
             EpochLog(storage, PATHS, self.store) if log else None,
-            StagedRows("visits", {}, RETRIES),
-            lambda _staged: None,
+            StagedRows("visits", {}, RETRIES, lambda _batch, _files: None),
             self.failed.append,
         )
         self.durable.start()
 
     def add(self, number: int, **others: Any) -> None:
         self.durable.add(
-            CommittedEpoch(
+            DecidedEpoch(
                 self.id(number),
                 lambda: SourcePosition(number, {}),
                 [(0, EpochSegment("count", b"changes", "/local"))],
@@ -175,7 +174,7 @@ def test_so_many_epochs_are_ahead_of_storage_and_no_more(gate: Gate, driver: Dri
         raise SlotLostError("the run ends")
 
     with pytest.raises(SlotLostError, match="the run ends"):
-        driver.durable.add(CommittedEpoch(driver.id(MOST_EPOCHS + 1), lambda: SourcePosition(0, {})), ends)
+        driver.durable.add(DecidedEpoch(driver.id(MOST_EPOCHS + 1), lambda: SourcePosition(0, {})), ends)
     gate.open.set()
     driver.wait(MOST_EPOCHS)
 

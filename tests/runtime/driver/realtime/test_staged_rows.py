@@ -42,35 +42,43 @@ def row(batch: int, x: int, subtask: int = 0, output: str | None = None) -> Rows
     return "step", output, subtask, batch, sink.getvalue().to_pybytes()
 
 
-def rows_of(stager: Stager) -> StagedRows:
-    return StagedRows("job", {"step": [(None, stager)]}, Retries(tries=2, first_pause=0.001))
+class Noted(StagedRows):
+    """Rows of the main output of a step, and what was noted of them: how many rows, and up to which epoch."""
+
+    def __init__(self, stager: Stager) -> None:
+        self.noted: list[tuple[int, int]] = []
+        super().__init__("job", {"step": [(None, stager)]}, Retries(tries=2, first_pause=0.001), self._noted)
+
+    def _noted(self, batch: int, files: list[SinkFile]) -> None:
+        self.noted += [(batch, file.rows) for file in files]
 
 
 def test_the_rows_of_all_subtasks_up_to_a_checkpoint_are_one_file() -> None:
     kept = Kept()
-    rows = rows_of(kept)
+    rows = Noted(kept)
     rows.add([row(1, 10), row(1, 11, subtask=1)])
     rows.add([row(2, 20)])
     rows.add([row(3, 30)])
-    ((batch, files),) = rows.stage(2)
-    assert (batch, [file.rows for file in files]) == (2, [3])
+    rows.stage(2)
+    assert rows.noted == [(2, 3)]
     assert kept.staged == [(2, [10, 11, 20])]
     assert rows.size > 0, "the rows of epoch 3 wait for the next checkpoint"
-    assert [batch for batch, _files in rows.stage(3)] == [3]
-    assert (rows.stage(3), rows.size) == ([], 0)
+    rows.stage(3)
+    rows.stage(3)
+    assert (rows.noted, rows.size) == ([(2, 3), (3, 1)], 0)
 
 
 def test_rows_of_an_output_without_a_sink_are_not_staged() -> None:
     kept = Kept()
-    rows = rows_of(kept)
+    rows = Noted(kept)
     rows.add([row(1, 10, output="late")])
-    assert [files for _batch, files in rows.stage(1)] == [[]]
-    assert (kept.staged, rows.size) == ([], 0)
+    rows.stage(1)
+    assert (kept.staged, rows.noted, rows.size) == ([], [], 0)
 
 
 def test_rows_that_could_not_be_staged_are_there_for_the_next_try() -> None:
     kept = Kept(refuses=100)
-    rows = rows_of(kept)
+    rows = Noted(kept)
     rows.add([row(1, 10)])
     with pytest.raises(StorageError, match="not now"):
         rows.stage(1)
@@ -83,15 +91,10 @@ def test_rows_that_could_not_be_staged_are_there_for_the_next_try() -> None:
 def test_every_checkpoint_gets_the_rows_before_its_barrier_and_no_others(acts: list[str]) -> None:
     """Rows may be staged early, beyond barriers of checkpoints that have not completed."""
     kept = Kept()
-    rows = rows_of(kept)
+    rows = Noted(kept)
     epoch = 0
     barriers: list[int] = []
-    uncovered: list[tuple[int, int]] = []  # the number of rows of each staged file, with the epoch that it is noted for
     covered = 0
-
-    def note(staged: list[tuple[int, list[SinkFile]]]) -> None:
-        uncovered.extend((batch, file.rows) for batch, files in staged for file in files)
-
     for act in acts:
         match act:
             case "epoch":
@@ -101,13 +104,13 @@ def test_every_checkpoint_gets_the_rows_before_its_barrier_and_no_others(acts: l
                 rows.barrier(epoch)
                 barriers.append(epoch)
             case "early":
-                note(rows.stage(epoch))
+                rows.stage(epoch)
             case "checkpoint" if barriers:
                 until = barriers.pop(0)
-                note(rows.stage(until))
-                covered += sum(count for batch, count in uncovered if batch <= until)
-                uncovered = [(batch, count) for batch, count in uncovered if batch > until]
+                rows.stage(until)
+                covered += sum(count for batch, count in rows.noted if batch <= until)
+                rows.noted = [(batch, count) for batch, count in rows.noted if batch > until]
                 assert covered == until, "one row for every epoch"
-    note(rows.stage(epoch))
-    assert covered + sum(count for _batch, count in uncovered) == epoch
+    rows.stage(epoch)
+    assert covered + sum(count for _batch, count in rows.noted) == epoch
     assert sorted(x for _batch, some in kept.staged for x in some) == list(range(1, epoch + 1))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from strandline.checkpoint.epochs import Rows
-from strandline.checkpoint.metadata import SinkFile, SourcePosition
+from strandline.checkpoint.metadata import SourcePosition
 from strandline.errors import SlotLostError, StrandlineError
 from strandline.runtime.driver.realtime.staged_rows import StagedRows
 from strandline.runtime.driver.restore.epoch_log import EpochLog
@@ -34,8 +34,8 @@ LOOK_EVERY: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class CommittedEpoch:
-    """An epoch that all slots have prepared, and that is not durable yet."""
+class DecidedEpoch:
+    """An epoch that is decided, and not durable yet."""
 
     batch: int
     position: Callable[[], SourcePosition]
@@ -55,7 +55,7 @@ class CommittedEpoch:
 
 @dataclass(slots=True)
 class _Waiting:
-    epochs: list[CommittedEpoch] = field(default_factory=list)
+    epochs: list[DecidedEpoch] = field(default_factory=list)
     size: int = 0
 
 
@@ -66,22 +66,20 @@ class DurableEpochs:
         self,
         epoch_log: EpochLog | None,
         rows: StagedRows,
-        note_staged: Callable[[list[tuple[int, list[SinkFile]]]], None],
         on_failure: Callable[[StrandlineError], None],
     ) -> None:
         """Without an `epoch_log` epochs become durable with a checkpoint.
 
-        `rows` gets the output rows of the epochs, and `note_staged` hears of those that are staged before a checkpoint
-        asks for them. `on_failure` gets the error after which nothing becomes durable any more.
+        `rows` gets the output rows of the epochs. `on_failure` gets the error after which nothing becomes durable any
+        more.
         """
         self._log = epoch_log
         self._rows = rows
-        self._note_staged = note_staged
         self._on_failure = on_failure
         self._changed = threading.Condition()
         self._waiting = _Waiting()
         self._durable = -1
-        """The last epoch that is as durable as it gets."""
+        """The last epoch that is written, or that needs no log."""
         self._segments: list[DurableSegment] = []
         """What became durable and `take_segments` has not returned."""
         self._failure: StrandlineError | None = None
@@ -97,7 +95,7 @@ class DurableEpochs:
         """Begin. The thread ends after `close`."""
         self._thread.start()
 
-    def add(self, epoch: CommittedEpoch, check: Callable[[], None]) -> None:
+    def add(self, epoch: DecidedEpoch, check: Callable[[], None]) -> None:
         """Take an epoch. Waits while too many wait already; an error of `check` ends the wait."""
         with self._changed:
             self._wait(lambda: len(self._waiting.epochs) < MOST_EPOCHS and self._waiting.size < MOST_BYTES, check)
@@ -160,15 +158,15 @@ class DurableEpochs:
                 return
             try:
                 self._make_durable(taken.epochs)
+                for epoch in taken.epochs:
+                    epoch.done()
+                if self._rows.size > MOST_UNSTAGED:
+                    self._rows.stage(self._durable)
             except StrandlineError as error:
                 self._fail(error)
                 return
-            for epoch in taken.epochs:
-                epoch.done()
-            if self._rows.size > MOST_UNSTAGED:
-                self._note_staged(self._rows.stage(self._durable))
 
-    def _make_durable(self, epochs: Sequence[CommittedEpoch]) -> None:
+    def _make_durable(self, epochs: Sequence[DecidedEpoch]) -> None:
         first, last = epochs[0], epochs[-1]
         for epoch in epochs:
             epoch.call_back()

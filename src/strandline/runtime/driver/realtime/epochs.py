@@ -12,9 +12,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 from strandline.checkpoint.batch import BatchProtocol, batch_id
+from strandline.checkpoint.stats import CheckpointStats
 from strandline.errors import ConfigError, NotFoundError, SlotLostError, StrandlineError
 from strandline.runtime.driver.batches import LOOK_EVERY, Batches, Outlets
 from strandline.runtime.driver.checkpointing import Checkpoints
@@ -22,7 +24,7 @@ from strandline.runtime.driver.clock import Clock
 from strandline.runtime.driver.cluster import Cluster
 from strandline.runtime.driver.progress import BatchWork, RunProgress, StreamRead
 from strandline.runtime.driver.realtime.cuts import Cuts
-from strandline.runtime.driver.realtime.durable_epochs import CommittedEpoch, DurableEpochs
+from strandline.runtime.driver.realtime.durable_epochs import DecidedEpoch, DurableEpochs
 from strandline.runtime.driver.realtime.event_times import EventTimes
 from strandline.runtime.driver.realtime.offsets import EpochPosition, Offsets, SparkEnd
 from strandline.runtime.driver.realtime.slots import EpochSlots
@@ -39,6 +41,8 @@ log = logging.getLogger(__name__)
 
 LOOK_AT_ENDS_EVERY = 1.0
 """Seconds that pass at least between two times that Kafka is asked where the topics end, unless somebody waits."""
+ASK_AGAIN = 1.0
+"""Seconds after which the first checkpoint of a generation is asked for again if it failed."""
 MOST_UNTOLD = 5_000
 """With more segments than that, task managers hear of them before a checkpoint: they merge them."""
 END_PATIENCE = 10.0
@@ -92,7 +96,11 @@ class Epochs(Batches):
         self._ends = ends
         self._cores = cores
         self._rows = rows
-        self._durable = DurableEpochs(epoch_log, rows, checkpoints.staged, self._fail)
+        self._durable = DurableEpochs(epoch_log, rows, self._fail)
+        self._first_checkpoint: Future[CheckpointStats] | None = None
+        """The checkpoint that the epoch log extends; None if it is not asked for yet, or not needed."""
+        self._asked_at = 0.0
+        """When it was asked for."""
         self._slots: EpochSlots | None = None
         self._newest = -1
         """The last epoch that is decided. The commit lock protects it, and the next two."""
@@ -101,7 +109,7 @@ class Epochs(Batches):
         self._untold: int | None = None
         """The decided epoch of which the slots have not heard."""
         checkpoints.before_barrier = self.settle
-        checkpoints.stages(rows.stage)
+        checkpoints.have_staged(rows.stage)
         self._partitions: int | None = None
         """How many partitions the topics have; None before Spark has begun to read."""
         self._looked: float | None = None
@@ -232,7 +240,8 @@ class Epochs(Batches):
             when = self._clock.of_epoch()
             prepared = self._prepare(batch, when, deliveries)
             moved = self._position.advanced(read, ended)
-            self._decide_epoch(number, began, when, prepared, read, moved, ended)
+            epoch = self._decide_epoch(number, began, when, prepared, read, moved, ended)
+        self._durable.add(epoch, self._check_not_ending)
         self._number = number
         self._served = serves
         if ended is not None:  # new partitions are known once a batch of Spark's has ended
@@ -241,7 +250,7 @@ class Epochs(Batches):
     def _prepare(self, batch: int, when: BatchTime, deliveries: Sequence[Delivery]) -> dict[int, PreparedEpoch]:
         """Have every slot commit the epoch before, if it has not heard of that, and prepare this one."""
         assert self._slots is not None
-        if self._untold is not None:  # whatever comes between ends the generation, so they have it when this returns
+        if self._untold is not None:  # if the call fails, the generation ends: so they count as told before it
             self._note_applied(self._untold)
         round_ = self._protocol.begin(batch)
         prepared = self._slots.prepare(batch, when, deliveries, self._untold, self._check_not_ending)
@@ -251,6 +260,14 @@ class Epochs(Batches):
                 self._protocol.prepared(operator, index, slot.incarnation, round_, None)
         self._protocol.action_finished()
         return prepared
+
+    def _ask_for_first_checkpoint(self) -> None:
+        """The epoch log extends a checkpoint of its generation. If it fails, it is asked for again after a while."""
+        first = self._first_checkpoint
+        failed = first is not None and first.done() and first.exception() is not None
+        if first is None or (failed and time.monotonic() - self._asked_at > ASK_AGAIN):
+            self._asked_at = time.monotonic()
+            self._first_checkpoint = self._checkpoints.take_soon()
 
     def _note_applied(self, batch: int) -> None:
         for index in {index for _uid, index in self._protocol.subtasks}:
@@ -265,7 +282,7 @@ class Epochs(Batches):
         read: Sequence[ReadPart],
         moved: list[Offsets],
         ended: SparkEnd | None,
-    ) -> None:
+    ) -> DecidedEpoch:
         """Decide the epoch. It becomes durable beside the next one."""
         batch = self._protocol.commit()
         try:
@@ -274,14 +291,15 @@ class Epochs(Batches):
             self._position.become(moved, ended)
             self._newest = self._untold = batch
             self._checkpoints.committed(batch, number, [], began)
-            if number == 0 and self._durable.has_log:
-                self._checkpoints.take_soon()  # the epoch log extends a checkpoint of its own generation
+            if self._durable.has_log:
+                self._ask_for_first_checkpoint()
             rows = [
                 (one.operator, one.output, index, batch, one.stream)
                 for index, slot in sorted(prepared.items())
                 for one in slot.rows
             ]
-            epoch = CommittedEpoch(
+            self.committed += 1
+            return DecidedEpoch(
                 batch,
                 self._position.captured(number, self._clock.times),
                 [(index, one) for index, slot in sorted(prepared.items()) for one in slot.segments],
@@ -289,13 +307,11 @@ class Epochs(Batches):
                 self._call_back_with(batch, {index: slot.pushed for index, slot in prepared.items()}),
                 self._report(batch, began, when, prepared, read, moved),
             )
-            self._durable.add(epoch, self._check_not_ending)
         except BaseException as error:
             # The position may be that of the epoch before: no checkpoint of both.
             told = error if isinstance(error, StrandlineError) else StrandlineError(f"epoch {batch}: {error!r}")
             self._checkpoints.give_up(told)
             raise
-        self.committed += 1
 
     def _call_back_with(self, batch: int, pushed: dict[int, list[PushedRows]]) -> Callable[[], None]:
         return lambda: self._call_back(batch, pushed)
@@ -355,7 +371,7 @@ class Epochs(Batches):
     def _tell_slots(self) -> None:
         """While there are no rows: have the slots commit the last epoch. Nobody would tell them before the next one."""
         with self._checkpoints.commit_lock:
-            if self._untold is not None and not self._ending.is_set():
+            if self._untold is not None and self._gate.is_set() and not self._ending.is_set():
                 assert self._slots is not None
                 self._slots.commit(self._untold, self._check_not_ending)
                 self._note_applied(self._untold)
@@ -370,7 +386,7 @@ class Epochs(Batches):
             lost = "; ".join(f"slot {index}: {why}" for index, why in sorted(self._cluster.lost().items()))
             raise SlotLostError(f"job {self._cluster.run.job}: {lost or 'a slot was lost'}")
         with self._checkpoints.commit_lock, self._durable_segments(self._newest) as segments:
-            self._cluster.note_durable(segments)  # of them lost slots are rebuilt
+            self._cluster.note_decided(self._newest, segments)  # lost slots are rebuilt to there
             self._durable.give_back(segments)
         super().recover(asked_to_end)
 

@@ -50,17 +50,15 @@ class EpochSlots:
         done: dict[int, PreparedEpoch] = {}
         for number, steps in enumerate(self._levels):
             wanted = [one for one in known if one.operator in steps]
-            last = number == len(self._levels) - 1
 
             def request(
                 index: int,
                 steps: Collection[str] = steps,
                 wanted: Sequence[Delivery] = wanted,
-                last: bool = last,
                 commits: int | None = commits if number == 0 else None,
             ) -> PrepareEpoch:
                 mine = [one for one in wanted if one.subtask == index]
-                return PrepareEpoch(batch, when, mine, list(steps), self._addresses, last, commits)
+                return PrepareEpoch(batch, when, mine, list(steps), self._addresses, commits)
 
             prepared = self._each(lambda index, client: client.prepare_epoch(request(index)), check)
             known += [one for some in prepared.values() for one in some.forwarded]

@@ -7,7 +7,7 @@ takeover can stage them if this driver is lost.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from strandline.checkpoint.epochs import Rows
@@ -23,7 +23,11 @@ _STREAM: Final = 4
 class StagedRows:
     """Keeps the rows of committed epochs until they are staged. Safe to use from several threads."""
 
-    def __init__(self, job: str, stagers: Stagers, retries: Retries) -> None:
+    def __init__(
+        self, job: str, stagers: Stagers, retries: Retries, note: Callable[[int, list[SinkFile]], None]
+    ) -> None:
+        """`note` is told of what was staged, with the last epoch of which it may hold rows."""
+        self._note = note
         self._job = job
         self._stagers = stagers
         self._retries = retries
@@ -48,8 +52,8 @@ class StagedRows:
         with self._lock:
             self._barriers.append(batch)
 
-    def stage(self, batch: int) -> list[tuple[int, list[SinkFile]]]:
-        """Stage all rows of epochs up to `batch`. Returns what was staged, each with the last epoch that it may hold.
+    def stage(self, batch: int) -> None:
+        """Stage all rows of epochs up to `batch`. When this returns, `note` has been told of all of them.
 
         If staging fails, the rows are still there for another try.
         """
@@ -57,15 +61,16 @@ class StagedRows:
             with self._lock:
                 bounds = [one for one in self._barriers if one < batch] + [batch]
                 groups = [(bound, [one for one in self._rows if one[_BATCH] <= bound]) for bound in bounds]
-            done: list[tuple[int, list[SinkFile]]] = []
             taken = 0
+            done: list[tuple[int, list[SinkFile]]] = []
             for bound, rows in groups:
                 if len(rows) > taken:
                     files = stage_rows(self._job, rows[taken:], self._stagers, bound, self._retries)
                     done.append((bound, files))
                     taken = len(rows)
+            for bound, files in done:  # before anybody else looks for rows: a checkpoint may wait for them
+                self._note(bound, files)
             with self._lock:
                 self.size -= sum(len(one[_STREAM]) for one in self._rows[:taken])
                 self._rows = self._rows[taken:]  # rows are added at the end, in the order of epochs
                 self._barriers = [one for one in self._barriers if one > batch]
-            return done

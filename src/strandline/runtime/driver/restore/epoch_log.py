@@ -90,7 +90,8 @@ class EpochLog:
             self._store.check_not_fenced()
             raise CheckpointError(
                 f"{self._storage.url}/{path} exists with another content, though only this driver, of generation "
-                f"{self._generation}, may write it. The job goes on from its last durable epoch."
+                f"{self._generation}, may write it: somebody has changed the folder. A start goes on from the last "
+                "durable epoch."
             ) from None
 
     def covered(self, batch: int) -> list[str]:

@@ -71,7 +71,9 @@ def _stage(
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise IncompatibleCheckpointError(
             f"job {job!r}: rows of {_name(uid, output)} are durable since the newest checkpoint, and the sink cannot "
-            f"take them any more: {type(error).__name__}: {error}. Start the job once as it was, and change it then."
+            f"take them: {type(error).__name__}: {error}. If the job was changed, start it once as it was. If the sink "
+            "cannot take such rows, correct the job and start it with restore=<its newest checkpoint>, behind which "
+            "the rows come from the sources again; `strandline checkpoints ls` shows it."
         ) from error
 
 

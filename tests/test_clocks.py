@@ -17,6 +17,8 @@ SHOWN = {
     "background_uploads.py": "the time of a barrier",
     "slot_processes.py": "the time of a barrier; the name of a file",
     "changelog.py": "the time of a barrier",
+    "epoch_log.py": "when a file of epochs was written",
+    "merged_checkpoint.py": "the time of a checkpoint",
     "opentelemetry_listener.py": "the time of a span, if the report of a batch has none",
 }
 KEPT = {

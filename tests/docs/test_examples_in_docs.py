@@ -7,6 +7,7 @@ compiled. Every other block is executed, on small inputs and a real Spark sessio
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
@@ -155,8 +156,9 @@ class TestExamples:
     """One class, so that all pages share a Spark session."""
 
     @pytest.fixture(autouse=True)
-    def folder(self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def folder(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         """An empty working directory, in this process and for relative paths that Spark's JVM reads and writes."""
+        tmp_path = Path(tempfile.mkdtemp(prefix="strandline-docs-", dir="/tmp"))
         jvm = spark._jvm
         assert jvm is not None
         hadoop = jvm.org.apache.hadoop.fs
@@ -167,6 +169,7 @@ class TestExamples:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # local files of jobs with one name stay apart
         yield
         files.setWorkingDirectory(before)
+        shutil.rmtree(tmp_path, ignore_errors=True)
 
     @pytest.mark.parametrize("page", EXAMPLES)
     def test_the_examples_of_a_page_run_one_after_the_other(

@@ -62,3 +62,11 @@ def test_an_aborted_checkpoint_has_no_inputs(inputs: CheckpointInputs) -> None:
     inputs.end(7)
     assert inputs.of(7) is None
     inputs.end(7)
+
+
+def test_rows_that_were_staged_late_come_before_those_of_later_batches() -> None:
+    """Rows of epochs are staged with the checkpoint, and those of a drain behind them when they are prepared."""
+    inputs = CheckpointInputs(None, captured)
+    inputs.add(CommittedBatch(3, 3), [file_of(3)])
+    inputs.add_staged(2, [file_of(2)])
+    assert inputs.sink_files(3) == [file_of(2), file_of(3)]

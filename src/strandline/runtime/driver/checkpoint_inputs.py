@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 
 from strandline.checkpoint.metadata import CheckpointMetadata, FileHandle, SinkFile, SourcePosition
 from strandline.runtime.driver.restore.source_logs import SourceLogs
@@ -72,7 +73,8 @@ class CheckpointInputs:
 
     def sink_files(self, batch: int) -> list[SinkFile]:
         """The staged files up to `batch` that no completed checkpoint covers."""
-        return [file for written, file in self._uncovered if written <= batch]
+        # Rows of epochs are staged late, behind those of a drain that follows them.
+        return [file for written, file in sorted(self._uncovered, key=itemgetter(0)) if written <= batch]
 
     def staged_bytes(self) -> dict[str, int]:
         """The size of the staged files that no completed checkpoint covers, by sink."""

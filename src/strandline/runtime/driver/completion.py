@@ -84,11 +84,16 @@ class Completion:
         self.durable.tidy_up((*decision.delete, *self._covered_epochs(plan.metadata.batch_id)), decision.dropped)
 
     def _covered_epochs(self, batch: int) -> tuple[FileHandle, ...]:
-        """The files of epochs up to `batch` that no checkpoint names: nobody will name them any more."""
+        """The files of epochs up to `batch` that no checkpoint names: nobody will name them any more.
+
+        While another checkpoint is in progress, which may name them, they stay.
+        """
         if self.epoch_log is None:
             return ()
         covered = [FileHandle(path, 0, "") for path in self.epoch_log.covered(batch)]
         with self.lock:
+            if self.coordinator.pending():
+                return ()
             unneeded = self.coordinator.registry.unused(covered)
         self.epoch_log.forget(handle.path for handle in unneeded)
         return unneeded

@@ -84,6 +84,8 @@ class DurableEpochs:
         """What became durable and `take_segments` has not returned."""
         self._failure: StrandlineError | None = None
         self._closed = False
+        self._left = False
+        """Whether nobody waits for the thread any more: it calls no function of the user's."""
         self._thread = BackgroundThread("durable-epochs", self._loop, self._fail)
 
     @property
@@ -139,6 +141,7 @@ class DurableEpochs:
             self._changed.notify_all()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(patience)
+        self._left = True
 
     # --- the thread ----------------------------------------------------------------------------------
 
@@ -169,6 +172,8 @@ class DurableEpochs:
     def _make_durable(self, epochs: Sequence[DecidedEpoch]) -> None:
         first, last = epochs[0], epochs[-1]
         for epoch in epochs:
+            if self._left:
+                raise SlotLostError("the run has ended")
             epoch.call_back()
         segments = [(one, index, epoch.batch) for epoch in epochs for index, one in epoch.segments]
         durable: list[DurableSegment] = []

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from strandline.checkpoint.epochs import Rows
 from strandline.checkpoint.metadata import SinkFile
-from strandline.errors import DamagedFileError, IncompatibleCheckpointError
+from strandline.errors import DamagedFileError, IncompatibleCheckpointError, SchemaError, UserCodeError
 from strandline.sinks.base import Stager
 from strandline.storage.retries import Retries
 
@@ -18,6 +18,11 @@ log = logging.getLogger(__name__)
 
 ROWS_TOGETHER = 100_000
 """So many rows of epochs are made one batch."""
+
+_WAY_OUT = (
+    "If the sink cannot take such rows, correct the job and start it with restore=<its newest checkpoint>, behind "
+    "which the rows come from the sources again; `strandline checkpoints ls` shows it."
+)
 
 Stagers = Mapping[str, Sequence[tuple[str | None, Stager]]]
 """For every step, the stagers of the sinks of its outputs. None names the main output."""
@@ -68,12 +73,15 @@ def _stage(
 ) -> list[SinkFile]:
     try:
         return list(stager.stage(_together(_batches(streams, job)), batch, 0))
+    except (UserCodeError, SchemaError) as error:
+        raise type(error)(
+            f"{error} -- These rows of {_name(uid, output)} are durable since the newest checkpoint of job {job!r}, so "
+            f"they come again with every start. {_WAY_OUT}"
+        ) from error
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise IncompatibleCheckpointError(
             f"job {job!r}: rows of {_name(uid, output)} are durable since the newest checkpoint, and the sink cannot "
-            f"take them: {type(error).__name__}: {error}. If the job was changed, start it once as it was. If the sink "
-            "cannot take such rows, correct the job and start it with restore=<its newest checkpoint>, behind which "
-            "the rows come from the sources again; `strandline checkpoints ls` shows it."
+            f"take them: {type(error).__name__}: {error}. If the job was changed, start it once as it was. {_WAY_OUT}"
         ) from error
 
 

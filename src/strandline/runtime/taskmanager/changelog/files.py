@@ -170,8 +170,10 @@ class ChangelogFiles:
         if known is None or last_batch(file) <= known.base_batch:
             self._release([file])
             return
+        late = bool(known.segments) and _order(file) < _order(known.segments[-1])
         known.segments.append(file)
-        known.segments.sort(key=_order)
+        if late:
+            known.segments.sort(key=_order)
 
     def newest(self, subtask: Subtask) -> int:
         """The last batch that the files of a subtask are known to hold; -1 if none is."""

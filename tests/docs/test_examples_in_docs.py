@@ -165,10 +165,14 @@ class TestExamples:
         files = hadoop.FileSystem.get(spark._jsc.hadoopConfiguration())
         before = files.getWorkingDirectory()
         files.setWorkingDirectory(hadoop.Path(str(tmp_path)))
+        users = jvm.java.lang.System.setProperty(
+            "user.dir", str(tmp_path)
+        )  # file systems that are made anew look there
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # local files of jobs with one name stay apart
         yield
         files.setWorkingDirectory(before)
+        jvm.java.lang.System.setProperty("user.dir", users)
         shutil.rmtree(tmp_path, ignore_errors=True)
 
     @pytest.mark.parametrize("page", EXAMPLES)
